@@ -1,0 +1,59 @@
+# Everything runs from .venv, which `make setup` builds with nothing but Python 3.11+ and this file.
+PYTHON ?= python3
+VENV := .venv
+# `python -m tool` rather than the tool's script: scripts carry the absolute path of the place they were installed in.
+PY := $(VENV)/bin/python
+SETUP := $(VENV)/.setup-done
+BENCH := $(VENV)/.bench-done
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+# Extra arguments for the program that a target runs: make bench ARGS="--quick"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format test demo bench soak mutants clean
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(SETUP) ## Make .venv with what the tests need (PYTHON=python3.12 picks another Python)
+
+$(SETUP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Headgate needs Python 3.11 or newer, and '$(PYTHON)' is not one that runs: name another, as in 'make PYTHON=python3.11 setup'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "This Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --editable '.[dev,cli]'
+	@touch $@
+
+$(BENCH): $(SETUP)
+	$(PIP_INSTALL) --editable '.[bench]'
+	@touch $@
+
+lint: $(SETUP) ## Check style, format and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(SETUP) ## Put the code into its format, with the fixes that are safe
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+test: lint ## Lint, then all tests but the soak (under 15 minutes)
+	$(PY) -m pytest --session-timeout=840 $(ARGS)
+
+demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
+	$(PY) -m headgate demo $(ARGS)
+
+bench: $(BENCH) ## Measure against floors and peers (ARGS="--quick", ARGS="--write docs/benchmarks.md")
+	$(PY) -m benchmarks $(ARGS)
+
+soak: $(SETUP) ## Run the tests that take minutes to hours
+	$(PY) -m pytest -m soak --timeout=0 $(ARGS)
+
+mutants: $(SETUP) ## Plant bugs in the core, one at a time, and see the suite find each
+	$(PY) tests/mutants.py $(ARGS)
+
+clean: ## Remove .venv and everything built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
