@@ -1,0 +1,271 @@
+"""PURE. Where the state of one gate lives: a head and a few ordered maps.
+
+A command reads and writes nothing but a `Records`. This file is the port and its reference
+implementation in dicts; it is what `memory://` uses, and what other stores imitate with one table
+(SQLite) or with hashes and sorted sets (Redis).
+
+A *space* maps members to values. A member that was put with a score is also kept in order of it:
+that is all that is needed for "the next lease to expire" or "the first ticket of a lane". Values are
+numbers, strings, `None`, and tuples of those; a store may hand them back as lists.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Protocol
+
+    from .model import Wake
+
+    #: A space's member: a name, or a moment in microseconds (the slots of a window).
+    Member = str | int
+    Score = int | float
+
+    #: paused until, reason of the pause, number of overrides, of tickets, lost at
+    Busy = tuple[int, str, int, int, int]
+    #: sequence number, time of the last command, and what else there is to heed: mostly nothing
+    Head = tuple[int, int, Busy | None]
+
+    class Space(Protocol):
+        """Members with values; those that were put with a score are kept in order of it."""
+
+        def get(self, member: Member, /) -> Any:
+            """The value, or None."""
+
+        def __setitem__(self, member: Member, value: Any, /) -> None:
+            """Set a value and leave the member's place in the order."""
+
+        def put(self, member: Member, value: Any, score: Score) -> None:
+            """Set a value, and (re)place the member in the order."""
+
+        def delete(self, member: Member) -> Any:
+            """Forget a member; one that is not there is no error. Returns the score it had, or None."""
+
+        def first(self) -> tuple[Any, Any] | None:
+            """The lowest (score, member), or None."""
+
+        def scan(self, since: Score = ...) -> Iterator[tuple[Any, Any]]:
+            """(score, member) in order, from `since` on. The space must not change meanwhile."""
+
+        def __len__(self) -> int:
+            """How many members there are. Never kept apart from the members themselves."""
+
+    class Spaces(Protocol):
+        """Spaces by member, made when they are first asked for."""
+
+        def __getitem__(self, member: str, /) -> Space: ...
+
+    class Records(Protocol):
+        """The state of one gate. What a command reads and writes, and all that it does."""
+
+        gate: str
+        head: Head
+
+        #: One value per limit and key; and the spaces of those that need one, by the same member.
+        @property
+        def states(self) -> Space: ...
+        @property
+        def windows(self) -> Spaces: ...
+        @property
+        def leases(self) -> Spaces: ...
+        @property
+        def promised(self) -> Spaces: ...
+
+        #: The highest sequence number that this process was told. A head below it has lost state.
+        seen: int
+        #: Whom to wake once the command stands.
+        wakes: list[Wake]
+
+        def space(self, kind: str, name: str = ...) -> Space:
+            """Any other space, made where it is not there."""
+
+        def drop(self, kind: str, name: str = ...) -> None:
+            """Forget a whole space."""
+
+        def names(self, kind: str) -> list[str]:
+            """The names of all spaces of a kind. Walks them: not for decisions."""
+
+
+FORMAT = 1
+QUIET: Busy = (0, "", 0, 0, 0)
+FRESH: Head = (0, 0, None)
+
+_CHUNK = 512
+
+
+def busy(records: Records) -> Busy:
+    return records.head[2] or QUIET
+
+
+def amend(
+    records: Records,
+    *,
+    paused: int | None = None,
+    reason: str | None = None,
+    overrides: int | None = None,
+    tickets: int | None = None,
+    lost: int | None = None,
+) -> None:
+    """Change what the head says there is to heed."""
+    seq, now, _ = records.head
+    was = busy(records)
+    fresh = (
+        was[0] if paused is None else paused,
+        was[1] if reason is None else reason,
+        was[2] if overrides is None else overrides,
+        was[3] if tickets is None else tickets,
+        was[4] if lost is None else lost,
+    )
+    records.head = (seq, now, None if fresh == QUIET else fresh)
+
+
+class DictSpace(dict):  # type: ignore[type-arg]
+    """A space in memory: a dict, and an order that is made up when somebody asks for it.
+
+    `fresh` has the scores of members whose place nobody has asked for since they were put: most leases come and go
+    without. `scores` has the others, which stand in `chunks`: pairs (score, member), sorted. Leaving the order is lazy: a
+    pair counts only while `scores` still says the same, and stale ones go when they come to the front.
+    """
+
+    __slots__ = ("chunks", "fresh", "scores")
+
+    def __init__(self) -> None:
+        self.fresh: dict[Any, Any] = {}
+        self.scores: dict[Any, Any] = {}
+        self.chunks: list[list[tuple[Any, Any]]] = [[]]
+
+    def put(self, member: Member, value: Any, score: Score) -> None:
+        self[member] = value
+        scores = self.scores
+        if scores and member in scores:
+            if scores[member] == score:
+                return
+            del scores[member]
+        self.fresh[member] = score
+
+    def delete(self, member: Member) -> Any:
+        self.pop(member, None)
+        score = self.fresh.pop(member, None)
+        return self.scores.pop(member, None) if score is None else score
+
+    def first(self) -> tuple[Any, Any] | None:
+        if self.fresh:
+            self._order()
+        scores = self.scores
+        if not scores:
+            if len(self.chunks) > 1 or self.chunks[0]:
+                self.chunks = [[]]
+            return None
+        while True:
+            chunk = self.chunks[0]
+            for stale, pair in enumerate(chunk):
+                if scores.get(pair[1]) == pair[0]:
+                    if stale:
+                        del chunk[:stale]
+                    return pair
+            del self.chunks[0]
+
+    def scan(self, since: Score = float("-inf")) -> Iterator[tuple[Any, Any]]:
+        if self.fresh:
+            self._order()
+        last = None
+        scores = self.scores
+        for chunk in self.chunks:
+            if not chunk or chunk[-1] < (since,):
+                continue
+            for index in range(bisect_left(chunk, (since,)), len(chunk)):
+                pair = chunk[index]
+                # A member deleted and put again with its old score stands twice, side by side.
+                if pair != last and scores.get(pair[1]) == pair[0]:
+                    last = pair
+                    yield pair
+
+    def _order(self) -> None:
+        """Give those that are fresh their places."""
+        pairs = [(score, member) for member, score in self.fresh.items()]
+        self.scores.update(self.fresh)
+        self.fresh.clear()
+        if len(pairs) > _CHUNK and 4 * len(pairs) > len(self.scores):
+            self._sort()
+            return
+        for pair in pairs:
+            last = self.chunks[-1]
+            if last and pair < last[-1]:
+                self._insert(pair)
+            elif len(last) < _CHUNK:  # adding at the end, the usual case
+                last.append(pair)
+            elif not self._tidied():
+                self.chunks.append([pair])
+
+    def _insert(self, pair: tuple[Any, Any]) -> None:
+        chunks = self.chunks
+        low, high = 0, len(chunks) - 1
+        while low < high:  # the first chunk that ends at or after the pair; none is empty, unless it is the only one
+            middle = (low + high) // 2
+            if chunks[middle][-1] < pair:
+                low = middle + 1
+            else:
+                high = middle
+        chunk = chunks[low]
+        chunk.insert(bisect_left(chunk, pair), pair)
+        if len(chunk) > 2 * _CHUNK and not self._tidied():
+            chunks.insert(low + 1, chunk[_CHUNK:])
+            del chunk[_CHUNK:]
+
+    def _tidied(self) -> bool:
+        """A chunk is full. Where most pairs are stale, sort what is left instead of beginning another."""
+        if len(self.chunks) * _CHUNK < 4 * len(self.scores) + 2 * _CHUNK:
+            return False
+        self._sort()
+        return True
+
+    def _sort(self) -> None:
+        pairs = sorted((score, member) for member, score in self.scores.items())
+        self.chunks = [pairs[at : at + _CHUNK // 2] for at in range(0, len(pairs), _CHUNK // 2)] or [[]]
+
+
+class _Spaces(dict):  # type: ignore[type-arg]
+    """Spaces by name, made when they are first asked for."""
+
+    def __missing__(self, name: str) -> DictSpace:
+        space = self[name] = DictSpace()
+        return space
+
+
+class DictRecords:
+    """The state of one gate in memory."""
+
+    __slots__ = ("gate", "head", "kinds", "leases", "promised", "seen", "states", "wakes", "windows")
+
+    def __init__(self, gate: str = "") -> None:
+        self.gate = gate
+        self.head: Head = FRESH
+        self.seen = 0
+        self.wakes: list[Wake] = []
+        self.states = DictSpace()
+        self.windows = _Spaces()
+        self.leases = _Spaces()
+        self.promised = _Spaces()
+        self.kinds: dict[str, _Spaces] = {
+            "windows": self.windows,
+            "leases": self.leases,
+            "promised": self.promised,
+        }
+
+    def space(self, kind: str, name: str = "") -> DictSpace:
+        spaces = self.kinds.get(kind)
+        if spaces is None:
+            spaces = self.kinds[kind] = _Spaces()
+        found: DictSpace = spaces[name]
+        return found
+
+    def drop(self, kind: str, name: str = "") -> None:
+        spaces = self.kinds.get(kind)
+        if spaces is not None:
+            spaces.pop(name, None)
+
+    def names(self, kind: str) -> list[str]:
+        return list(self.kinds.get(kind, ()))
