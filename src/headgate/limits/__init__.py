@@ -1,0 +1,46 @@
+"""PURE. The kinds of limit, one file each. A new kind is one file and one line in `KINDS`."""
+
+from __future__ import annotations
+
+from .aimd import Aimd
+from .base import LARGEST, NO_LEASE, Limit, RateLimit, check_name, positive
+from .bucket import Bucket
+from .concurrency import DUST, Concurrency, prune
+from .quota import Quota
+from .window import Window
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Kind → class: what a configuration may say, and what stored state may be.
+KINDS: dict[str, type[Window] | type[Bucket] | type[Quota] | type[Concurrency]] = {
+    "window": Window,
+    "bucket": Bucket,
+    "quota": Quota,
+    "concurrency": Concurrency,
+}
+
+
+def from_spec(spec: Any) -> Limit:
+    """The limit that `limit.spec()` described."""
+    return KINDS[spec[0]].from_spec(spec)
+
+
+__all__ = [
+    "DUST",
+    "KINDS",
+    "LARGEST",
+    "NO_LEASE",
+    "Aimd",
+    "Bucket",
+    "Concurrency",
+    "Limit",
+    "Quota",
+    "RateLimit",
+    "Window",
+    "check_name",
+    "from_spec",
+    "positive",
+    "prune",
+]

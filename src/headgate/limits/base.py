@@ -1,0 +1,197 @@
+"""PURE. What every limit is: a rule with a name, and five questions about its state.
+
+State is usage in units and absolute times, never "what is left", so it survives a changed value. It lives in
+`records.states` under the limit's name (and key), as a tuple that starts with its kind, plus a space where it needs one.
+`value` is always passed in: it may be overridden while running, so a limit never trusts its own number in a decision.
+"""
+
+from __future__ import annotations
+
+from .. import duration
+from ..errors import InvalidInput, KindChanged
+from ..model import NEVER, SECOND, LimitUsage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..records import Records
+
+    Duration = str | int | float
+    #: A permit's lease: its id, when it expires, and what others need to know of it (see commands.Admit).
+    Lease = tuple[str, int, Any]
+    Taker = Callable[[Records, int, str], int]
+
+#: The largest amount that a double holds.
+LARGEST = 1.7976931348623157e308
+
+NO_LEASE: Lease = ("", 0, None)
+
+#: It was charged; and a confirmation would be worth it. Neither is a moment.
+TAKEN, WORTH_IT = 0, -1
+
+NAME_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
+
+
+def check_name(what: str, name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= 100 or not name[0].isalnum() or not set(name) <= NAME_ALPHABET:
+        raise InvalidInput(f"{what} {name!r} is not a name; use {NAME_RULE}")
+    return name
+
+
+def positive(what: str, number: object) -> float:
+    """A finite number above zero, or an error that says so."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise InvalidInput(f"{what} must be a number above 0, not {number!r}")
+    if not 0 < number <= LARGEST:  # NaN is not, and neither is an int that no double can hold
+        raise InvalidInput(f"{what} must be a finite number above 0, not {number!r}")
+    return number
+
+
+def default_slack(per: int) -> int:
+    """1 % of `per`, at least 100 ms, at most 1 s."""
+    return min(max(per // 100, SECOND // 10), SECOND)
+
+
+class Limit:
+    """A rule. Two limits are equal when they would decide alike."""
+
+    __slots__ = ("by", "limit", "name", "unit")
+    kind = ""
+    #: Whether a permit under it holds a lease.
+    leased = False
+    #: Whether a confirmation changes anything.
+    confirmable = False
+
+    def __init__(self, limit: float, name: str | None, unit: str, by: str | None) -> None:
+        self.limit = positive(f"the {self.kind} limit", limit)
+        self.name = check_name("limit name", self.kind if name is None else name)
+        self.unit = check_name("unit", unit)
+        self.by = None if by is None else check_name("by", by)
+
+    def spec(self) -> tuple[Any, ...]:
+        """The kind and all that a decision depends on, as plain values: what is stored with a ticket."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> Limit:
+        """The limit that `spec()` described."""
+        raise NotImplementedError
+
+    def with_limit(self, limit: float) -> Limit:
+        """The same rule with another value."""
+        kind, _, *rest = self.spec()
+        return self.from_spec((kind, limit, *rest))
+
+    def scaled(self, share: float) -> Limit:
+        """The same rule for a share of it: what a priority class may use."""
+        return self.with_limit(self.limit * share)
+
+    def largest(self, value: float) -> float:
+        """The largest cost that can ever fit."""
+        return value
+
+    def earliest(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
+        """The first moment at or after `start` at which `cost` fits, or NEVER. `start` is `now` except for promises."""
+        raise NotImplementedError
+
+    def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
+        """Count `cost` from `at` (`now`, or the time of a promise). Returns whether a confirmation would be worth it."""
+        raise NotImplementedError
+
+    def taker(self, cost: float, value: float) -> Taker:
+        """`earliest` for now and, where that is now, `charge`, made ready for one cost.
+
+        Called with the records, the time and the member; returns the moment when refused, else TAKEN or WORTH_IT.
+        """
+
+        def take(records: Records, now: int, member: str) -> int:
+            at = self.earliest(records, now, member, cost, value, now)
+            if at > now:
+                return at
+            return WORTH_IT if self.charge(records, now, member, cost, value, now, NO_LEASE) else TAKEN
+
+        return take
+
+    def refund(
+        self, records: Records, now: int, member: str, cost: float, value: float, at: int, confirmed: int = 0
+    ) -> None:
+        """Take back `cost` that was charged at `at`, where it still counts; a negative cost charges more."""
+        raise NotImplementedError
+
+    def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
+        """Keep `cost` for a called ticket: it counts and does not run off. A negative cost lets go of it."""
+        raise NotImplementedError
+
+    def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
+        """The upstream is known to have counted by now what was charged at `at`."""
+
+    @staticmethod
+    def until(records: Records, member: str, state: Any) -> int:
+        """When a state says nothing any more, so that it can be forgotten."""
+        raise NotImplementedError
+
+    def assume_used(self, records: Records, now: int, member: str, value: float, lost: int) -> None:
+        """State was lost at `lost`: make what is there look as if all had just been used up then."""
+
+    def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
+        raise NotImplementedError
+
+    def _state(self, records: Records, member: str) -> Any:
+        state = records.states.get(member)
+        if state is not None and state[0] != self.kind:
+            raise KindChanged(gate=records.gate, limit=member, was=state[0], now=self.kind)
+        return state
+
+    def _usage(
+        self, member: str, used: float, value: float, free_in: int, time_left: int | None = None, **more: float | None
+    ) -> LimitUsage:
+        _, _, key = member.partition("|")
+        return LimitUsage(
+            name=self.name,
+            kind=self.kind,
+            unit=self.unit,
+            key=key or None,
+            used=used,
+            limit=value,
+            available=max(0.0, value - used),
+            utilisation=used / value,
+            next_free=max(0, free_in) / SECOND if free_in < NEVER // 2 else float("inf"),
+            time_left=None if time_left is None else max(0, time_left) / SECOND,
+            **more,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Limit) and self.spec() == other.spec()
+
+    def __hash__(self) -> int:
+        return hash(self.spec())
+
+    def __repr__(self) -> str:
+        by = f", by={self.by!r}" if self.by else ""
+        unit = f", unit={self.unit!r}" if self.unit != "requests" else ""
+        return f"{type(self).__name__}({self.limit:g}, name={self.name!r}{unit}{by})"
+
+
+class RateLimit(Limit):
+    """Units per time. `per` and `slack` are microseconds."""
+
+    __slots__ = ("per", "slack")
+
+    def __init__(
+        self,
+        limit: float,
+        per: Duration,
+        slack: Duration | None,
+        name: str | None,
+        unit: str,
+        by: str | None,
+    ) -> None:
+        super().__init__(limit, name, unit, by)
+        self.per = duration.parse(per, what=f"per of {self.kind} {self.name!r}")
+        if slack is None:
+            self.slack = default_slack(self.per)
+        else:
+            self.slack = duration.parse(slack, what=f"slack of {self.kind} {self.name!r}", zero=True)

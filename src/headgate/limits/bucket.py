@@ -1,0 +1,343 @@
+"""PURE. The token bucket, for upstreams that are one: at most `burst + rate × t` units in any t."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..errors import InvalidInput, KindChanged
+from ..model import NEVER
+from .base import NO_LEASE, TAKEN, RateLimit, positive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model import LimitUsage
+    from ..records import Records
+    from .base import Duration, Lease, Taker
+
+#: An amount below this is rounding, not usage.
+DUST = 1e-9
+
+#: In how many steps of `per` it is remembered how low the level was.
+FLOORS = 16
+
+
+class Bucket(RateLimit):
+    """`limit` units per `per`, at most `burst` at once (default: `limit`). Costs may be fractional.
+
+    `slack` is the spread of the time from a grant to the moment the upstream counts it (default: 1 % of `per`, at least
+    100 ms, at most 1 s). The bucket uses `burst - rate × slack`, so that jitter does not trip the upstream; that costs no
+    long-run throughput while a single cost is below that. Use `Window` where the upstream counts "in any minute".
+    """
+
+    # State: ("bucket", used, at, held, drain, promised, floor). `used` is the level just after the last charge, at `at`;
+    # it runs off at the rate. `drain` is (µs per unit, slack): when the state says nothing any more follows from it, and
+    # is only worked out when somebody looks. A single ask above `burst - rate × slack` waits for a time below empty:
+    # `used` is not clamped at 0 in `earliest`, which is what keeps it exact for costs up to the whole burst.
+    #
+    # `floor` is None until something is given back, and again when the bucket was empty; else (low, since, older low,
+    # since, …): from each moment to the next the level has not been below that. What still counts of a charge is the
+    # least of it and of the level ever since; giving back more would let others in for units that have long run off.
+    __slots__ = ("burst", "drain", "per_unit", "usable")
+    kind = "bucket"
+
+    def __init__(
+        self,
+        limit: float,
+        per: Duration,
+        burst: float | None = None,
+        slack: Duration | None = None,
+        name: str | None = None,
+        unit: str = "requests",
+        by: str | None = None,
+    ) -> None:
+        super().__init__(limit, per, slack, name, unit, by)
+        self.burst = self.limit if burst is None else positive(f"burst of bucket {self.name!r}", burst)
+        if self.limit / self.per > 1e9:
+            raise InvalidInput(f"bucket {self.name!r}: more than a billion units a microsecond cannot be counted")
+        self.usable, self.per_unit = self.in_force(self.limit)
+        self.drain = (self.per_unit, self.slack)
+
+    def spec(self) -> tuple[Any, ...]:
+        return (self.kind, self.limit, self.per, self.burst, self.slack, self.name, self.unit, self.by)
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> Bucket:
+        _, limit, per, burst, slack, name, unit, by = spec
+        return cls(limit, per / 1e6, burst, slack / 1e6, name, unit, by)
+
+    def with_limit(self, limit: float) -> Bucket:
+        burst = self.burst * (limit / self.limit)
+        return self.from_spec((self.kind, limit, self.per, burst, self.slack, self.name, self.unit, self.by))
+
+    def in_force(self, value: float) -> tuple[float, float]:
+        """For a value: the burst less what slack takes, and the microseconds that a unit takes to run off."""
+        return self.burst * (value / self.limit) - value / self.per * self.slack, self.per / value
+
+    @staticmethod
+    def until(records: Records, member: str, state: Any) -> int:
+        if state[5]:
+            return NEVER
+        return int(state[2] + (state[1] + state[3]) * state[4][0] + state[4][1]) + 1
+
+    def largest(self, value: float) -> float:
+        return self.burst * (value / self.limit)
+
+    def earliest(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
+        state = records.states.get(member)
+        if state is None:
+            return start
+        if state[0] != "bucket":
+            raise KindChanged(gate=records.gate, limit=member, was=state[0], now="bucket")
+        _, used, at, held, _, promised, _ = state
+        if promised:
+            return self._among(records, now, member, cost, value, start)
+        usable, per_unit = (self.usable, self.per_unit) if value == self.limit else self.in_force(value)
+        at += ceil((used + held + cost - usable) * per_unit)
+        if held and held + cost > usable:
+            # What called tickets hold does not run off, however long the bucket was idle before.
+            at = max(at, start + ceil((held + cost - usable) * per_unit))
+        return at if at > start else start
+
+    def taker(self, cost: float, value: float) -> Taker:
+        # For the commonest case there is; whatever is unusual goes the long way.
+        usable, per_unit = self.in_force(value)
+        drain = self.drain
+        cost = float(cost)
+        otherwise = super().taker(cost, value)
+
+        def take(records: Records, now: int, member: str) -> int:
+            states = records.states
+            state = states.get(member)
+            if state is None or state[0] != "bucket":
+                return otherwise(records, now, member)
+            _, used, last, held, _, promised, floor = state
+            elapsed = now - last
+            if promised or elapsed < 0 or floor is not None:
+                return otherwise(records, now, member)
+            short = (used + held + cost - usable) * per_unit
+            if short > elapsed:
+                return last + ceil(short)  # type: ignore[no-any-return]
+            used -= elapsed / per_unit
+            states[member] = ("bucket", used + cost if used > 0.0 else cost, now, held, drain, 0, None)
+            return TAKEN
+
+        return take
+
+    def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
+        states = records.states
+        state = states.get(member)
+        if state is None:
+            state = self._empty(records, now, member)
+        _, used, last, held, _, promised, floor = state
+        if at > now:
+            self._promise(records, member, cost, value, at)
+            return False
+        if promised:
+            self._forget_hint(records, member)
+        # `last` can be later than now where promises were folded in; then it only runs off from there.
+        if now > last:
+            used -= (now - last) / (self.per / value)
+            if used < 0.0:
+                used = 0.0
+            last = now
+        states[member] = ("bucket", used + cost, last, held, self.drain, promised, _sunk(floor, used))
+        return False
+
+    def _empty(self, records: Records, now: int, member: str) -> Any:
+        """A state for a bucket that was never used: empty for long enough for any cost."""
+        state = ("bucket", 0.0, now - self.per - self.slack, 0.0, self.drain, 0, None)
+        records.states.put(member, state, now + self.per)
+        return state
+
+    def refund(
+        self, records: Records, now: int, member: str, cost: float, value: float, at: int, confirmed: int = 0
+    ) -> None:
+        state = records.states.get(member)
+        if state is None or state[0] != "bucket":
+            if cost < 0:
+                self.charge(records, now, member, -cost, value, now, NO_LEASE)
+            return
+        if state[5]:
+            if at > now:
+                self._unpromise(records, member, cost, at)
+                return
+            self._fold(records, now, member, value)
+            self._forget_hint(records, member)
+            state = records.states.get(member)
+        if cost < 0:
+            self.charge(records, now, member, -cost, value, now, NO_LEASE)
+            return
+        _, used, last, held, _, promised, floor = state
+        level = max(0.0, used - max(0, now - last) / (self.per / value))
+        # Of the last charge all that has not run off still counts; of an older one, what the level never fell below.
+        back = min(cost, level if at >= last else min(level, _least(floor, at)))
+        floor = _given_back(floor, now, cost, at, level - back, self.per)
+        records.states[member] = ("bucket", used - back, last, held, self.drain, promised, floor)
+
+    def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
+        state = records.states.get(member)
+        if state is None:
+            state = self._empty(records, now, member)
+        _, used, at, held, *rest = state
+        records.states[member] = ("bucket", used, at, max(0.0, held + cost), *rest)
+
+    def assume_used(self, records: Records, now: int, member: str, value: float, lost: int) -> None:
+        _, used, at, held, _, promised, _ = self._state(records, member) or ("", 0.0, 0, 0.0, (), 0, None)
+        full = max(0.0, used - max(0, lost - at) * (value / self.per), self.in_force(value)[0])
+        state = ("bucket", full, max(lost, at), held, self.drain, promised, None)
+        records.states.put(member, state, self.until(records, member, (*state[:5], 0, None)))
+
+    def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
+        state = self._state(records, member)
+        used = 0.0
+        if state is not None:
+            _, level, at, held, _, promised, _ = state
+            used = max(0.0, level - max(0, now - at) * (value / self.per)) + held
+            if promised:
+                charges = records.promised[member]
+                used += sum(charges.get(time) for _, time in charges.scan())
+        cost = min(1.0, self.largest(value))
+        free_in = self.earliest(records, now, member, cost, value, now) - now
+        return self._usage(member, used, self.largest(value), free_in)
+
+    # --- promises: charges kept in time order -------------------------------------------------------------------
+    #
+    # Space promised[member]: time → units of the charges that are still to come, and "hint" → (at, used, cost,
+    # headroom): nothing of `cost` or more fits before `at`, where the level is `used`; and every charge to come leaves
+    # at least `headroom`. The hints spare a decision the walk over all promises: the first serves the limit that
+    # binds, the second those that do not. They are forgotten when anything is given back.
+
+    def _forget_hint(self, records: Records, member: str) -> None:
+        records.promised[member].delete("hint")
+
+    def _fold(self, records: Records, now: int, member: str, value: float) -> None:
+        """Charges whose time has come move into the level."""
+        charges = records.promised[member]
+        kind, used, at, held, drain, promised, floor = records.states.get(member)
+        while (first := charges.first()) is not None and first[0] <= now:
+            time = first[0]
+            if time > at:
+                used = max(0.0, used - (time - at) * (value / self.per))
+                at = time
+                floor = _sunk(floor, used)
+            used += charges.get(first[1])
+            charges.delete(first[1])
+            promised -= 1
+        if promised <= 0:
+            records.drop("promised", member)
+            promised = 0
+        records.states[member] = (kind, used, at, held, drain, promised, floor)
+
+    def _among(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
+        """The first moment from `start` on that breaks no bound then, nor at any charge already promised."""
+        self._fold(records, now, member, value)
+        _, used, at, held, _, promised, _ = records.states.get(member)
+        if not promised:
+            return self.earliest(records, now, member, cost, value, start)
+        charges = records.promised[member]
+        rate, usable = value / self.per, self.in_force(value)[0] - held
+        hint_at, hint_used, hint_cost, headroom = charges.get("hint") or _NO_HINT
+        if cost <= headroom and at + ceil((used + cost - usable) / rate) <= start:
+            return start
+        from_base = not (hint_at > at and cost >= hint_cost)
+        if not from_base:
+            at, used = hint_at, hint_used
+        best, before = NEVER, (at, used)
+        least = usable
+        with_it, with_it_at = 0.0, 0  # the level with this cost in it, and when
+        for time, _ in charges.scan(at + 1):
+            units = charges.get(time)
+            if best == NEVER:
+                candidate = max(start, at + max(0, ceil((used + cost - usable) / rate)))
+                if candidate <= time:
+                    best, before = candidate, (at, used)
+                    with_it, with_it_at = max(0.0, used - (best - at) * rate) + cost, best
+            used -= (time - at) * rate
+            if best != NEVER:
+                with_it -= (time - with_it_at) * rate
+                if with_it + units > usable + DUST and with_it > used + DUST:
+                    best = NEVER  # this promise would be broken: not before it
+                else:
+                    with_it, with_it_at = max(0.0, with_it) + units, time
+            least = min(least, usable - max(0.0, used) - units)
+            used, at = max(0.0, used) + units, time
+        if best == NEVER:
+            best, before = max(start, at + max(0, ceil((used + cost - usable) / rate))), (at, used)
+        if start <= now:
+            if from_base:
+                headroom = least
+            if from_base or cost <= hint_cost:
+                hint_at, hint_used, hint_cost = *before, cost
+            charges["hint"] = (hint_at, hint_used, hint_cost, headroom)
+        return best
+
+    def _promise(self, records: Records, member: str, cost: float, value: float, at: int) -> None:
+        charges = records.promised[member]
+        kind, used, last, held, drain, promised, floor = records.states.get(member)
+        hint_at, hint_used, hint_cost, headroom = charges.get("hint") or _NO_HINT
+        rate, usable = value / self.per, self.in_force(value)[0] - held
+        left = usable - max(0.0, used - (at - last) * rate) - cost
+        headroom = min(headroom - cost, left) if cost <= headroom else _NO_HINT[3]
+        if at == hint_at:
+            hint_used += cost
+        elif at < hint_at:
+            hint_at = 0
+        units = charges.get(at)
+        charges.put(at, (units or 0.0) + cost, at)
+        charges["hint"] = (hint_at, hint_used, hint_cost, headroom)
+        records.states[member] = (kind, used, last, held, drain, promised + (units is None), floor)
+
+    def _unpromise(self, records: Records, member: str, cost: float, at: int) -> None:
+        charges = records.promised[member]
+        charges.delete("hint")
+        units = charges.get(at)
+        if units is None:
+            return
+        if units - cost > DUST:
+            charges.put(at, units - cost, at)
+            return
+        charges.delete(at)
+        kind, used, last, held, drain, promised, floor = records.states.get(member)
+        records.states[member] = (kind, used, last, held, drain, promised - 1, floor)
+        if promised <= 1:
+            records.drop("promised", member)
+
+
+#: at, used, cost, headroom: nothing is known.
+_NO_HINT = (0, 0.0, 0.0, -1.0)
+
+
+# --- what still counts of an old charge -----------------------------------------------------------------------------
+
+
+def _sunk(floor: Any, level: float) -> Any:
+    """The floor after the level was seen at `level`. Where it was empty, nothing counts of what was charged before."""
+    if floor is None or level <= 0.0:
+        return None
+    return floor if level >= floor[0] else (level, *floor[1:])
+
+
+def _least(floor: Any, at: int) -> float:
+    """What the level was never below since `at`; nought where that is not known."""
+    least = float(NEVER)
+    for low, since in zip(floor[::2], floor[1::2], strict=True) if floor is not None else ():
+        least = min(least, low)
+        if at >= since:
+            return float(max(0.0, least))
+    return 0.0
+
+
+def _given_back(floor: Any, now: int, cost: float, at: int, level: float, per: int) -> Any:
+    """The floor after `cost` of `at` was given back: without it the level since would have been lower by so much."""
+    fresh: list[float] = []
+    if floor is None or now - floor[1] > per // FLOORS:
+        fresh += (level, now)
+    lowered = True
+    for low, since in zip(floor[::2], floor[1::2], strict=True) if floor is not None else ():
+        fresh += (low - cost if lowered else low, since)
+        lowered = lowered and at < since
+    if fresh[0] > level:
+        fresh[0] = level
+    return tuple(fresh[: 2 * FLOORS])

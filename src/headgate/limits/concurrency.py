@@ -1,0 +1,162 @@
+"""PURE. At most `limit` live leases. Occupancy is the set of live leases; there is no counter that could drift."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from .. import duration
+from ..errors import InvalidInput, KindChanged
+from ..model import NEVER, SECOND
+from .aimd import Aimd
+from .base import Limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model import LimitUsage
+    from ..records import Records, Space
+    from .base import Duration, Lease
+
+#: For how long an unused adaptive limit remembers what it has learned.
+MEMORY = 24 * 3600 * SECOND
+
+#: An occupancy within this of a fractional limit (a class's share of it) is rounding.
+DUST = 1e-9
+
+
+class Concurrency(Limit):
+    """At most `limit` permits at once, one slot each whatever their cost.
+
+    A slot is a lease of length `lease` that its holder renews in the background every third of it; a holder that died
+    gives its slot back after at most one lease. With `adaptive` the working limit moves between `Aimd.minimum` and
+    `limit` by outcomes, one working limit for the whole fleet. Use a rate where the upstream counts calls, not how many
+    are under way.
+    """
+
+    # State: ("concurrency", working, streak, shrunk, until); working 0.0 means: not adaptive so far.
+    # Space leases[member]: lease id → (ref, granted at, fence, holder[, confirmed at]), in order of expiry.
+    __slots__ = ("adaptive", "lease")
+    kind = "concurrency"
+    leased = True
+
+    def __init__(
+        self,
+        limit: int,
+        lease: Duration = "30s",
+        adaptive: Aimd | None = None,
+        name: str | None = None,
+        by: str | None = None,
+    ) -> None:
+        super().__init__(limit, name, "requests", by)
+        if self.limit < 1 or self.limit != int(self.limit):
+            raise InvalidInput(f"concurrency {self.name!r}: the limit is a whole number of slots, not {limit!r}")
+        self.lease = duration.parse(lease, what=f"lease of concurrency {self.name!r}")
+        if self.lease < 10_000:
+            raise InvalidInput(f"concurrency {self.name!r}: a lease below 10 ms cannot be renewed in time")
+        if adaptive is not None and not isinstance(adaptive, Aimd):
+            raise InvalidInput(f"concurrency {self.name!r}: adaptive must be an Aimd(…), not {adaptive!r}")
+        if adaptive is not None and adaptive.minimum > self.limit:
+            raise InvalidInput(
+                f"concurrency {self.name!r}: the adaptive minimum ({adaptive.minimum}) is above the limit ({limit})"
+            )
+        self.adaptive = adaptive
+
+    def spec(self) -> tuple[Any, ...]:
+        adaptive = self.adaptive.spec() if self.adaptive else None
+        return (self.kind, self.limit, self.lease, adaptive, self.name, self.by)
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> Concurrency:
+        _, limit, lease, adaptive, name, by = spec
+        made = cls(max(1, int(limit)), lease / 1e6, Aimd(*adaptive) if adaptive else None, name, by)
+        made.limit = limit  # a class's share of the slots need not be whole
+        return made
+
+    def scaled(self, share: float) -> Concurrency:
+        # Only the limit itself adapts; a class gets its share of what that allows at most.
+        return self.from_spec((self.kind, round(self.limit * share, 9), self.lease, None, self.name, self.by))
+
+    def largest(self, value: float) -> float:
+        return NEVER if value + DUST >= 1.0 else 0.0
+
+    def in_force(self, state: Any, value: float) -> float:
+        """The working limit: what an adaptive limit has come to, but never above `value`."""
+        if self.adaptive is None:
+            return value
+        working = state[1] if state is not None and state[1] else self.adaptive.begin(value)
+        return float(min(working, value))
+
+    def earliest(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
+        state = records.states.get(member)
+        if state is None:
+            return start
+        if state[0] != "concurrency":
+            raise KindChanged(gate=records.gate, limit=member, was=state[0], now="concurrency")
+        leases = records.leases[member]
+        if self.adaptive is not None:
+            value = self.in_force(state, value)
+        value += DUST - 1.0
+        if len(leases) <= value:
+            return start
+        prune(leases, now)
+        excess = len(leases) - value
+        if excess <= 0.0:
+            return start
+        for expires, _ in leases.scan():
+            excess -= 1.0
+            if excess <= 0.0:
+                return max(start, int(expires))
+        return NEVER
+
+    def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
+        if records.states.get(member) is None:
+            until = now + MEMORY
+            records.states.put(member, ("concurrency", 0.0, 0, 0, until), until)
+        records.leases[member].put(lease[0], lease[2], lease[1])
+        return False
+
+    @staticmethod
+    def until(records: Records, member: str, state: Any) -> int:
+        # The last expiry would do; the first is found at once, and looking again later is cheap.
+        first = records.leases[member].first()
+        return int(state[4]) if first is None else max(int(state[4]), first[0] + 1)
+
+    def refund(
+        self, records: Records, now: int, member: str, cost: float, value: float, at: int, confirmed: int = 0
+    ) -> None:
+        """A slot comes back by ending its lease, not by an amount."""
+
+    def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
+        if cost > 0:
+            self.charge(records, now, member, cost, 0.0, now, lease)
+        else:
+            records.leases[member].delete(lease[0])
+
+    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
+        """Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved."""
+        state = self._state(records, member)
+        if self.adaptive is None or state is None:
+            return False
+        working = self.in_force(state, value)
+        prune(records.leases[member], now)
+        in_use = len(records.leases[member])
+        after = self.adaptive.next(working, state[2], state[3], outcome, granted, now, in_use, value)
+        records.states[member] = ("concurrency", *after, now + MEMORY)
+        return after[0] != working
+
+    def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
+        state = self._state(records, member)
+        in_force = self.in_force(state, value)
+        free_in = self.earliest(records, now, member, 1.0, value, now) - now
+        used = 0 if state is None else len(records.leases[member])
+        if used:
+            # Those that have expired and were not looked at since are in the set, but no longer live.
+            used -= sum(1 for _ in takewhile(lambda pair: pair[0] <= now, records.leases[member].scan()))
+        return self._usage(member, used, in_force, free_in, maximum=value if self.adaptive else None)
+
+
+def prune(leases: Space, now: int) -> None:
+    """Leases whose holders stopped renewing them go."""
+    while (first := leases.first()) is not None and first[0] <= now:
+        leases.delete(first[1])
