@@ -1,0 +1,250 @@
+"""PURE. Asking for a permit."""
+
+from __future__ import annotations
+
+from .. import line
+from ..errors import IdConflict
+from ..limits import NO_LEASE
+from ..model import NEVER, Refusal, Wait
+from ..plan import Plan, charge, earliest, remember
+from ..records import busy
+from .base import REAP_MASK, REMEMBER, Command, begin, steps_in_force, too_large
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..plan import Ref, Step, Steps
+    from ..records import Records
+
+    #: at, lease expiry (0 without; on a promise gate: now), fence, whether a confirmation is worth its round trip
+    Granted = tuple[int, int, int, bool]
+
+
+def admit(
+    now: int, records: Records, plan: Plan, id: str, holder: str | None, lease: int
+) -> Granted | Wait | Refusal | Exception:
+    """`Admit` without the object: what a store in this process may call directly.
+
+    Decides at once where nothing but the limits matters: most gates, nearly always. The rest is `Admit._apply`, which is
+    also where the rules are: this gives the same answer sooner. A refusal leaves nothing behind, not even its number.
+    """
+    seq, last, rest = records.head
+    if rest is not None or not seq & REAP_MASK or not plan.plain or seq < records.seen:
+        return Admit(plan, id, holder, lease)._apply(begin(now, records), records)
+    if now < last:
+        now = last
+    slots = plan.slots
+    if slots:
+        # Occupancy is the number of leases. When in doubt whether one of them has expired, or whether this is the
+        # limit that was here before, the limit itself decides.
+        states, leases = records.states, records.leases
+        for member, free in slots:
+            state = states.get(member)
+            if state is None or len(leases[member]) > free or state[0] != "concurrency":
+                return Admit(plan, id, holder, lease)._apply(begin(now, records), records)
+    others = plan.others
+    for asks, _, member, cost, value in others:
+        if asks(records, now, member, cost, value, now) > now:
+            return _not_now(now, records, plan)
+    worth = False
+    if (final := plan.final) is not None:
+        take, member = final
+        if at := take(records, now, member):
+            if at > 0:
+                return _not_now(now, records, plan)
+            worth = True
+    for _, charges, member, cost, value in others:
+        if charges(records, now, member, cost, value, now, NO_LEASE):
+            worth = True
+    seq += 1
+    records.head = (seq, now, None)
+    if not slots:
+        return (now, 0, seq, worth)
+    expires = now + lease
+    held = (plan.ref, now, seq, holder)
+    for member, _ in slots:
+        leases[member].put(id, held, expires)
+    return (now, expires, seq, worth)
+
+
+def _not_now(now: int, records: Records, plan: Plan) -> Wait:
+    at, step = earliest_now(records, now, plan.steps)
+    assert step is not None
+    return Wait(at, step[4], 1, None, now)
+
+
+class Admit(Command):
+    """Ask for a permit now, and leave nothing behind if it cannot go. `lease` is its length in µs, 0 for rates alone.
+
+    The attributes that `Stand` can set: `waits` makes a ticket of what cannot go now; the same ask with the same id again
+    then takes its call. `remembered` says that the id was given by a caller, or that the reply may be lost: the grant is on
+    record under it, and the same ask again gets the same permit. On a promise gate the grant may lie in the future, but not
+    more than `latest` microseconds.
+    """
+
+    __slots__ = ("holder", "id", "lease", "plan")
+    waits = False
+    session = ""
+    remembered = False
+    latest = NEVER
+    #: Nothing but the limits themselves decides about it, unless the head says otherwise.
+    plain = True
+
+    def __init__(self, plan: Plan, id: str = "", holder: str | None = None, lease: int = 0) -> None:
+        self.plan = plan
+        self.id = id
+        self.holder = holder
+        self.lease = lease
+
+    @property
+    def gate(self) -> str:  # type: ignore[override]
+        return self.plan.policy.name
+
+    def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+        if self.plain:
+            return admit(now, records, self.plan, self.id, self.holder, self.lease)
+        return self._apply(begin(now, records), records)
+
+    def _apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+        plan = self.plan
+        if self.remembered and (known := records.space("permits").get(self.id)) is not None:
+            if known[2] + REMEMBER > now:
+                return self._again(now, known)
+            records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
+        ticket = None
+        if busy(records)[3]:
+            ticket = line.find(records, self.id) if self.id else None
+            heard = ticket is not None and line.hear(records, now, ticket.session, self.id)
+            if heard or now >= line.meta_of(records).timer_at:
+                line.serve(records, now)
+                ticket = line.find(records, self.id) if self.id else None
+        if ticket is not None:
+            return self._ticket(records, now, ticket)
+        steps = steps_in_force(records, now, plan)
+        if (step := plan.too_large(steps)) is not None:
+            return Refusal(step[4], too_large(step, plan), now=now)
+        if plan.policy.waiting == "promise":
+            return self._promise(records, now, steps)
+        paused, _, _, tickets, _ = busy(records)
+        last: Step | None = None
+        if paused > now:
+            at = paused
+        elif tickets and line.is_behind(records, plan):
+            meta = line.meta_of(records)
+            at = max(now + 1, meta.free_at)
+            if not self.waits:
+                return Wait(at, meta.limit or None, tickets + 1, now=now)
+        else:
+            at, last = earliest_now(records, now, steps)
+            if at <= now:
+                return self._grant(records, now, steps, now)
+        if not self.waits:
+            return self._wait(records, now, at, last)
+        remember(records, plan.policy)
+        line.stand(records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered)
+        line.serve(records, now)
+        ticket = line.find(records, self.id)
+        assert ticket is not None
+        return self._ticket(records, now, ticket)
+
+    def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Granted:
+        expires = now + self.lease if self.lease else 0
+        seq = records.head[0]
+        worth = charge(records, now, steps, at, (self.id, expires, (self.plan.ref, now, seq, self.holder)))
+        if expires or self.remembered:
+            remember(records, self.plan.policy)
+        if self.remembered:
+            ends = expires or at
+            permit = (self.plan.ref, at, ends, seq, bool(expires), False, worth)
+            records.space("permits").put(self.id, permit, ends + REMEMBER)
+        return (at, expires, seq, worth)
+
+    def _again(self, now: int, known: Any) -> Granted | Exception:
+        ref, at, ends, fence, leased, _, worth = known[:7]
+        if not same(ref, self.plan.ref):
+            return IdConflict(
+                f"gate {self.gate!r}: the id {self.id!r} stands for another ask; use a new id for each ask, "
+                f"and the same id only to repeat one"
+            )
+        if self.plan.policy.waiting == "promise":
+            return (at, now, fence, worth)
+        return (at, ends if leased else 0, fence, worth)
+
+    def _ticket(self, records: Records, now: int, ticket: line.Ticket) -> Granted | Wait | Exception:
+        if not same(ticket.ref, self.plan.ref):
+            return self._again(now, (ticket.ref, 0, 0, 0, False, False, False))
+        if ticket.called:
+            # Taking a call: what was held goes, and the charge is stamped now.
+            line.remove(records, now, ticket)
+            grant = self._grant(records, now, steps_in_force(records, now, self.plan), now)
+            if busy(records)[3]:
+                line.serve(records, now)
+            self._drop_own_wakes(records)
+            return grant
+        meta = line.meta_of(records)
+        check_at = None
+        if meta.timer == self.id:
+            check_at = meta.timer_at
+            self._drop_own_wakes(records)
+        paused, _, _, tickets, _ = busy(records)
+        reason = "paused" if paused > now else ""
+        place = min(ticket.place, tickets)
+        return Wait(max(now + 1, meta.free_at), meta.limit or None, place, check_at, now, reason)
+
+    def _drop_own_wakes(self, records: Records) -> None:
+        """The asker learns it from the reply."""
+        if records.wakes:
+            records.wakes[:] = [wake for wake in records.wakes if wake.ticket != self.id]
+
+    def _wait(self, records: Records, now: int, at: int, step: Step | None) -> Wait:
+        paused, _, _, tickets, _ = busy(records)
+        reason = "paused" if paused > now and step is None else ""
+        return Wait(at, step[4] if step else None, tickets + 1, now=now, reason=reason)
+
+    def _promise(self, records: Records, now: int, steps: Steps) -> Granted | Refusal:
+        at, step = earliest(records, now, steps, max(now, busy(records)[0]))
+        if at - now > self.latest:
+            return Refusal(step[4] if step else None, "its time would come too late", at, now)
+        grant = self._grant(records, now, steps, at)
+        return (at, now, *grant[2:])  # there is no lease: the time of the decision stands in its place
+
+
+class Stand(Admit):
+    """Ask for a permit in all generality: stand in line for it, go by an id that is remembered, take a promise."""
+
+    __slots__ = ("latest", "remembered", "session", "waits")
+    plain = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        id: str = "",
+        holder: str | None = None,
+        lease: int = 0,
+        *,
+        waits: bool = False,
+        session: str = "",
+        remembered: bool = False,
+        latest: int = NEVER,
+    ) -> None:
+        super().__init__(plan, id, holder, lease)
+        self.waits = waits
+        self.session = session
+        self.remembered = remembered
+        self.latest = latest
+
+
+def earliest_now(records: Records, now: int, steps: Steps) -> tuple[int, Step | None]:
+    """The first moment at which every limit of a line gate allows it, and the limit that is last."""
+    at, last = now, None
+    for step in steps:
+        then = step[0].earliest(records, now, step[1], step[2], step[3], now)
+        if then > at:
+            at, last = then, step
+    return at, last
+
+
+def same(ref: Any, other: Ref) -> bool:
+    """Whether two refs ask for the same, whatever version of the configuration asked."""
+    return bool(dict(ref[2]) == dict(other[2]) and dict(ref[3]) == dict(other[3]) and ref[1] == other[1])

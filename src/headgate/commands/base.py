@@ -1,0 +1,118 @@
+"""PURE. What every command is, and how each begins."""
+
+from __future__ import annotations
+
+from ..limits import KINDS, RateLimit
+from ..model import SECOND, Ended
+from ..records import amend, busy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..plan import Plan, Step, Steps
+    from ..records import Records
+
+#: For how long an id is remembered after its permit ended.
+REMEMBER = 60 * SECOND
+
+#: State that has run off is looked for once in so many commands, and so many records are looked at then.
+REAP_EVERY = 256
+REAP_MASK = REAP_EVERY - 1
+REAP = 512
+
+#: The spaces that belong to one state, and go with it.
+SPACES = ("windows", "promised", "leases")
+
+ENDED = Ended()
+LOST = Ended(lost=True)
+
+
+class Command:
+    """One atomic operation on one gate."""
+
+    __slots__ = ("gate",)
+    gate: str
+    #: False: it only looks, and a store need not let it write.
+    writes = True
+
+    def apply(self, now: int, records: Records) -> Any:
+        raise NotImplementedError
+
+
+def begin(now: int, records: Records) -> int:
+    """The store's time, never backwards; and state that was lost is noticed here."""
+    seq, last, rest = records.head
+    if now < last:
+        now = last
+    if seq < records.seen:
+        records.head = (records.seen + 1, now, rest)
+        records.drop("assumed")
+        amend(records, lost=now)
+    else:
+        records.head = (seq + 1, now, rest)
+    if not seq % REAP_EVERY:
+        _reap(now, records)
+    return now
+
+
+def _reap(now: int, records: Records) -> None:
+    """Forget what no longer says anything: idle keys, ended permits. Their scores are lower bounds, checked here."""
+    states = records.states
+    for _ in range(REAP):
+        first = states.first()
+        if first is None or first[0] > now:
+            break
+        member = first[1]
+        state = states.get(member)
+        until = KINDS[state[0]].until(records, member, state)
+        if until > now:
+            states.put(member, state, min(until, now + 3600 * SECOND))
+            continue
+        states.delete(member)
+        for kind in SPACES:
+            records.drop(kind, member)
+    permits = records.space("permits")
+    for _ in range(REAP):
+        first = permits.first()
+        if first is None or first[0] > now:
+            return
+        permit = permits.get(first[1])
+        until = permit[2] + REMEMBER
+        if until > now:
+            permits.put(first[1], permit, until)
+        else:
+            permits.delete(first[1])
+
+
+def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
+    """The plan's steps with the values in force, and lost state made up for."""
+    _, _, overrides, _, lost = busy(records)
+    steps = plan.current(records) if overrides else plan.steps
+    if lost:
+        assumed = records.space("assumed")
+        over = now > lost + REMEMBER
+        for step in steps:
+            limit = step[0]
+            if isinstance(limit, RateLimit) and now < lost + limit.per + limit.slack:
+                over = False
+            if assumed.get(step[1]) is None:
+                limit.assume_used(records, now, step[1], step[3], lost)
+                assumed[step[1]] = 1
+        if over:
+            records.drop("assumed")
+            amend(records, lost=0)
+    return steps
+
+
+def too_large(step: Step, plan: Plan) -> str:
+    limit, _, cost, value, _, _, rank, _ = step
+    whose = f"the share of priority {list(plan.policy.priorities)[rank]!r}" if rank >= 0 else "it"
+    most = "no slot at all" if limit.leased else f"at most {limit.largest(value):g} at once"
+    return f"a cost of {cost:g} {limit.unit} can never fit: {whose} allows {most}"
+
+
+def pause(records: Records, until: int, reason: str) -> None:
+    """Pause at least until then; a pause that is already longer stays."""
+    if until > busy(records)[0]:
+        amend(records, paused=until, reason=reason)

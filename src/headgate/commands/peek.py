@@ -1,0 +1,91 @@
+"""PURE. Looking without touching."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .. import line
+from ..model import Override, Refusal, Snapshot, Wait
+from ..plan import Plan, earliest
+from ..records import busy
+from .admit import earliest_now
+from .base import Command, too_large
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model import LimitUsage
+    from ..plan import Policy, Step
+    from ..records import Records
+
+
+class Peek(Command):
+    """Look without touching: usage, leases, overrides, and what would become of an ask (`plan`)."""
+
+    __slots__ = ("leases", "plan", "policy")
+    writes = False
+
+    def __init__(self, policy: Policy, *, plan: Plan | None = None, leases: bool = False) -> None:
+        self.gate = policy.name
+        self.policy = policy
+        self.plan = plan
+        self.leases = leases
+
+    def apply(self, now: int, records: Records) -> Snapshot:
+        seq, last, _ = records.head
+        paused, reason, overrides, tickets, _ = busy(records)
+        now = max(now, last)
+        plan = self.plan
+        decision: Any = None
+        blocking: str | None = None
+        if plan is not None:
+            steps = plan.current(records) if overrides else plan.steps
+            limits = tuple(self._describe(records, now, step) for step in steps)
+            excessive = plan.too_large(steps)
+            promising = self.policy.waiting == "promise"  # on its grid; in a line the answer is exact, as in `Admit`
+            at, step = earliest(records, now, steps, now) if promising else earliest_now(records, now, steps)
+            if excessive is not None:
+                decision = Refusal(excessive[4], too_large(excessive, plan), now=now)
+            elif paused > now and paused >= at:
+                decision = Wait(paused, None, tickets + 1, now=now, reason="paused")
+            elif at > now:
+                assert step is not None
+                decision = Wait(at, step[4], tickets + 1, now=now)
+                blocking = step[1]
+            elif tickets and line.is_behind(records, plan):
+                meta = line.meta_of(records)
+                decision = Wait(max(now + 1, meta.free_at), meta.limit or None, tickets + 1, now=now, reason="line")
+        else:
+            limits = self._limits(records, now)
+        leases = self._leases(records, now, blocking) if self.leases else ()
+        listed = records.space("overrides")
+        values = tuple(
+            Override(name.partition("|")[0], name.partition("|")[2] or None, listed.get(name))
+            for _, name in (listed.scan() if overrides else ())
+        )
+        return Snapshot(now, seq, paused if paused > now else 0, reason, tickets, limits, leases, values, decision)
+
+    def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
+        usage = step[0].describe(records, now, step[1], step[3])
+        if step[6] < 0:
+            return usage
+        return replace(usage, name=step[1].partition("|")[0])
+
+    def _limits(self, records: Records, now: int) -> tuple[LimitUsage, ...]:
+        """Every limit that is not by a key, with the shares of the classes."""
+        lowest = list(self.policy.priorities)[-1] if self.policy.priorities else None
+        plain = dict.fromkeys(self.policy.keys, "-")
+        plan = self.policy.plan(dict.fromkeys(self.policy.units, 1.0), plain or None, lowest)
+        steps = plan.current(records) if busy(records)[2] else plan.steps
+        return tuple(self._describe(records, now, step) for step in steps if not step[7])
+
+    def _leases(self, records: Records, now: int, blocking: str | None) -> tuple[Any, ...]:
+        """(id, holder, key, granted at, expires, rank) of who holds the blocking limit, or anything at all."""
+        rows = {}
+        for member in records.names("leases") if blocking is None else [blocking]:
+            leases = records.leases[member]
+            for expires, id in leases.scan(now + 1):
+                ref, at, _, holder = leases.get(id)[:4]
+                rows[id] = (id, holder, dict(ref[3]), at, expires, ref[1])
+        return tuple(sorted(rows.values(), key=lambda row: row[3]))

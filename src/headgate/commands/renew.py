@@ -1,0 +1,75 @@
+"""PURE. The heartbeat of a process."""
+
+from __future__ import annotations
+
+from .. import line
+from ..limits import prune
+from ..model import Pulse
+from ..plan import Plan
+from ..records import busy
+from .base import Command, begin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..records import Records
+
+
+class Renew(Command):
+    """One heartbeat for a process: its leases live on, and its tickets keep their places.
+
+    `leases` are (plan, id, granted at, length, fence, holder). Replies with the new expiries, the ids whose leases had
+    already ended, and what its tickets should know: those that were called or are gone, and who keeps the timer.
+    """
+
+    __slots__ = ("leases", "session", "tickets")
+
+    def __init__(
+        self, gate: str, leases: tuple[Any, ...] = (), session: str = "", tickets: tuple[str, ...] = ()
+    ) -> None:
+        self.gate = gate
+        self.leases = leases
+        self.session = session
+        self.tickets = tickets
+
+    def apply(self, now: int, records: Records) -> Pulse:
+        now = begin(now, records)
+        lost = busy(records)[4]
+        expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases}
+        called: list[str] = []
+        unknown: list[str] = []
+        if self.tickets and busy(records)[3]:
+            line.hear(records, now, self.session)
+            line.serve(records, now)
+        for id in self.tickets:
+            ticket = line.find(records, id)
+            if ticket is None:
+                unknown.append(id)
+            elif ticket.called or ticket.hidden == line.MISSED:
+                called.append(id)
+        meta = line.meta_of(records)
+        gone = tuple(id for id, until in expires.items() if not until)
+        sessions = len(records.space("sessions")) if self.tickets else 0
+        return Pulse(now, expires, gone, tuple(called), tuple(unknown), meta.timer, meta.timer_at, sessions)
+
+    def _renew(
+        self, records: Records, now: int, lost: int, plan: Plan, id: str, at: int, length: int, fence: int,
+        holder: str | None,
+    ) -> int:  # fmt: skip
+        expires = now + length
+        slots = [step for step in plan.steps if step[0].leased]
+        for step in slots:
+            leases = records.leases[step[1]]
+            prune(leases, now)
+            # Where the store lost its state, the holder has not lost its slot: it registers again.
+            if leases.get(id) is None and not lost > at:
+                return 0
+        for step in slots:
+            confirmed = (records.leases[step[1]].get(id) or ())[4:]
+            row = (plan.ref, at, fence, holder, *confirmed)
+            step[0].charge(records, now, step[1], 1.0, step[3], at, (id, expires, row))
+        permit = records.space("permits").get(id)
+        if permit is not None:
+            records.space("permits")[id] = (*permit[:2], expires, *permit[3:])
+        return expires

@@ -1,0 +1,224 @@
+"""PURE. The end of a permit, and what is given back before it."""
+
+from __future__ import annotations
+
+from .. import line
+from ..errors import InvalidInput
+from ..limits import Concurrency, prune
+from ..model import OUTCOMES, Ended
+from ..plan import Plan, recall
+from ..records import busy
+from .base import ENDED, LOST, REAP_MASK, REMEMBER, Command, begin, pause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ..plan import Policy, Steps
+    from ..records import Records
+
+
+def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -> Ended:
+    """A leased permit ended with `ok`: `Settle` without the object, where nobody waits and nothing adapts."""
+    seq, last, rest = records.head
+    if rest is not None or plan.adapts or seq < records.seen or not seq & REAP_MASK:
+        return Settle(plan, at, id, "ok", False, worth=worth).apply(now, records)
+    if now < last:
+        now = last
+    records.head = (seq + 1, now, None)
+    reply = ENDED
+    for member, _ in plan.slots:
+        expires = records.leases[member].delete(id)
+        if expires is None or expires <= now:
+            reply = LOST
+    if worth and reply is ENDED:
+        for limit, member, cost, value, _, _, _, _ in plan.steps:
+            limit.confirm(records, now, member, cost, value, at)
+    return reply
+
+
+class Settle(Command):
+    """A permit ends (`outcome`), is confirmed (neither), or is settled to what it really cost (`actual`).
+
+    `at` is when it was granted, in the store's time; `id` is empty where nothing in the store goes by it. Delays are in
+    microseconds.
+    """
+
+    __slots__ = ("actual", "at", "confirmed", "id", "outcome", "plan", "remembered", "retry_after", "worth")
+
+    def __init__(
+        self,
+        plan: Plan,
+        at: int,
+        id: str,
+        outcome: str | None,
+        remembered: bool = True,
+        retry_after: int = 0,
+        actual: Mapping[str, float] | None = None,
+        confirmed: int = 0,
+        worth: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.at = at
+        self.id = id
+        self.outcome = outcome
+        self.retry_after = retry_after
+        self.actual = actual
+        #: When it was confirmed before, in the store's time.
+        self.confirmed = confirmed
+        #: Whether the id may be on record; when in doubt, True.
+        self.remembered = remembered
+        #: What the grant said of a confirmation; when in doubt, True.
+        self.worth = worth
+
+    @property
+    def gate(self) -> str:  # type: ignore[override]
+        return self.plan.policy.name
+
+    def apply(self, now: int, records: Records) -> Ended:
+        plan, outcome = self.plan, self.outcome
+        now = begin(now, records)
+        steps = plan.current(records) if busy(records)[2] else plan.steps
+        permit = records.space("permits").get(self.id) if self.remembered else None
+        if permit is not None and permit[5]:
+            return ENDED  # releasing twice is harmless
+        lost = adapted = False
+        if plan.lease:
+            lost = not self._lives(records, now, steps)
+            if outcome is not None:
+                adapted = self._end_lease(records, now, steps, lost)
+        self._amounts(records, now, steps, lost)
+        if outcome is None and self.actual is None and not (lost or self.confirmed):
+            self._mark_confirmed(records, now, steps, permit)
+        if outcome is not None and permit is not None:
+            ref, at, _, fence, leased, _, worth = permit[:7]
+            records.space("permits").put(self.id, (ref, at, now, fence, leased, True, worth), now + REMEMBER)
+        if self.retry_after and outcome in ("rate_limited", "overloaded"):
+            pause(records, now + self.retry_after, f"upstream: {outcome}")
+        if busy(records)[3]:
+            line.freed(records, now, steps)
+            line.serve(records, now)
+        if outcome is None:
+            return Ended(lost, at=now)
+        return Ended(lost, adapted) if lost or adapted else ENDED
+
+    def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
+        """Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time."""
+        for step in steps:
+            if step[0].leased:
+                leases = records.leases[step[1]]
+                leases[self.id] = (*leases.get(self.id)[:4], now)
+        if permit is not None:
+            records.space("permits")[self.id] = (*permit[:7], now)
+
+    def _lives(self, records: Records, now: int, steps: Steps) -> bool:
+        """Whether the lease is still ours: it is in the set, and has not expired unseen."""
+        lives = True
+        for step in steps:
+            if step[0].leased:
+                leases = records.leases[step[1]]
+                prune(leases, now)
+                if leases.get(self.id) is None:
+                    lives = False
+        return lives
+
+    def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> bool:
+        # One that was lost on one limit (it was reset) may still hold a slot of another.
+        adapted = False
+        for limit, member, _, value, _, _, _, _ in steps:
+            if isinstance(limit, Concurrency):
+                if limit.adaptive is not None and not lost:
+                    assert self.outcome is not None
+                    adapted |= limit.feedback(records, now, member, value, self.outcome, self.at)
+                records.leases[member].delete(self.id)
+        return adapted
+
+    def _amounts(self, records: Records, now: int, steps: Steps, lost: bool) -> None:
+        # A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back,
+        # or shorten, what others were charged; so only what it cost in addition is charged.
+        outcome, at, actual = self.outcome, self.at, self.actual
+        told = (self.worth and not (lost or self.confirmed)) and (
+            outcome in ("ok", "rate_limited", "overloaded") or (outcome is None and actual is None)
+        )
+        for limit, member, cost, value, _, _, _, _ in steps:
+            if limit.leased:
+                continue
+            if outcome == "unsent":
+                if not lost:
+                    limit.refund(records, now, member, cost, value, at, self.confirmed)
+                continue
+            if actual is not None and limit.unit in actual:
+                back = cost - actual[limit.unit]
+                if back < 0 or not lost:
+                    limit.refund(records, now, member, back, value, at, self.confirmed)
+                cost = min(cost, actual[limit.unit])
+            if told:
+                limit.confirm(records, now, member, cost, value, at)
+
+
+class Release(Command):
+    """End a permit by its id alone, from any process. An id made here tells its key after a `~`."""
+
+    __slots__ = ("actual", "id", "outcome", "policy", "retry_after")
+
+    def __init__(
+        self,
+        policy: Policy,
+        id: str,
+        outcome: str,
+        retry_after: int = 0,
+        actual: Mapping[str, float] | None = None,
+    ) -> None:
+        if outcome not in OUTCOMES:
+            raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
+        self.gate = policy.name
+        self.policy = policy
+        self.id = id
+        self.outcome = outcome
+        self.retry_after = retry_after
+        self.actual = actual
+
+    def apply(self, now: int, records: Records) -> Ended:
+        permit = records.space("permits").get(self.id) or self._lease(records)
+        if permit is None:
+            begin(now, records)
+            return Ended(lost=True)
+        plan = recall(records, permit[0], self.policy)
+        confirmed = permit[-1] if len(permit) in (5, 8) else 0
+        settle = Settle(plan, permit[1], self.id, self.outcome, True, self.retry_after, self.actual, confirmed)
+        return settle.apply(now, records)
+
+    def _lease(self, records: Records) -> Any:
+        """The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was."""
+        key = dict(part.split("=", 1) for part in self.id.partition("~")[2].split(",") if "=" in part)
+        for limit in self.policy.limits:
+            if limit.leased:
+                member = limit.name if limit.by is None else f"{limit.name}|{key.get(limit.by, '')}"
+                if (
+                    records.states.get(member) is not None
+                    and (found := records.leases[member].get(self.id)) is not None
+                ):
+                    return found
+        return None
+
+
+class Cancel(Command):
+    """Give up: a ticket leaves the line, a promise is given back, an ask whose reply was lost is undone."""
+
+    __slots__ = ("id", "policy")
+
+    def __init__(self, policy: Policy, id: str) -> None:
+        self.gate = policy.name
+        self.policy = policy
+        self.id = id
+
+    def apply(self, now: int, records: Records) -> Ended:
+        ticket = line.find(records, self.id)
+        if ticket is None:
+            return Release(self.policy, self.id, "unsent").apply(now, records)
+        now = begin(now, records)
+        line.hear(records, now, ticket.session)
+        line.remove(records, now, line.find(records, self.id) or ticket)
+        line.serve(records, now)
+        return Ended()

@@ -1,0 +1,515 @@
+"""PURE. The order of waiting asks: classes, lanes that take turns, calls, and the sessions that tickets belong to.
+
+Per class there is one lane per combination of key values. Lanes take turns by virtual time, advanced by what a ticket
+takes (start-time fair queueing); within a lane the order is that of arrival. `serve` walks that order: a ticket that fits
+is *called* (its charge is held for `claim`), a lane that its own key's limit refuses is *parked* at that limit, and a
+ticket that a shared limit refuses is waited for: nothing behind it that uses the same limit overtakes it.
+
+Spaces, all of one gate:
+
+    tickets             id → Ticket
+    lane/<lane>         ticket ids by arrival
+    lanes               lane → (tag, where it is: "" ready, else the member it is parked at)
+    ready/<tier>.<rank> lanes by tag
+    parked/<member>     lanes by tier and tag: a line of its own, whose first is waited for
+    due                 members at which lanes are parked, by when to look again
+    rest/<tier>         lanes that went empty, by the tag they would go on with
+    calls               called tickets by when the call runs out
+    sessions            process sessions by when they are taken for dead → 1 while asleep
+    of/<session>        its ticket ids by arrival
+    young               tickets below the highest class, by when their patience ends
+    line                "meta" → Meta
+
+A tier is where a ticket stands, a rank is the class it was asked with: a ticket whose patience has ended stands in tier 0.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from .model import NEVER, SECOND, Wake
+from .plan import blocked_by, hold, let_go, recall
+from .records import amend, busy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+
+    from .plan import Plan, Steps
+    from .records import Records
+
+    class Ticket(NamedTuple):
+        id: str
+        session: str
+        ref: Any  #: what it asks for: see plan.Ref
+        lane: str  #: the combination of key values
+        rank: int
+        tier: int
+        since: int
+        arrival: int
+        place: int  #: how many stood in line when it came, itself included
+        weight: float
+        holder: str | None
+        lease: int  #: microseconds, 0 for none
+        remembered: bool  #: its id was given by the caller
+        called: int  #: when its call runs out; 0 while it waits
+        hidden: int  #: 0, or why it stands in no lane: ASLEEP or MISSED
+
+    class Meta(NamedTuple):
+        arrivals: int
+        tiers: int
+        timer: str  #: the ticket that keeps the timer for the next free moment
+        timer_at: int
+        blocked: tuple[
+            tuple[int, int], ...
+        ]  #: (tier, rank): tickets from that tier and rank on are behind one that waits
+        turns: tuple[float, ...]  #: virtual time per tier
+        limit: str  #: the limit that the first in order waits for
+        free_at: int  #: when that limit would let it go
+else:
+    Ticket = namedtuple(
+        "Ticket",
+        "id session ref lane rank tier since arrival place weight holder lease remembered called hidden",
+    )
+    Meta = namedtuple("Meta", "arrivals tiers timer timer_at blocked turns limit free_at")
+
+#: A process that was not heard of for this long is dead.
+SESSION = 10 * SECOND
+
+#: What a tier is worth in the order of parked lanes: more than any tag.
+TIER = 2.0**40
+
+#: A step of virtual time that is too short to matter, and long enough to tell before from after.
+INSTANT = 2.0**-40
+
+#: Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
+ASLEEP, MISSED = 1, 2
+
+
+def meta_of(records: Records) -> Meta:
+    found = records.space("line").get("meta")
+    return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
+
+
+def _ticket(records: Records, id: str) -> Ticket:
+    return Ticket(*records.space("tickets").get(id))
+
+
+def find(records: Records, id: str) -> Ticket | None:
+    found = records.space("tickets").get(id)
+    return None if found is None else Ticket(*found)
+
+
+def _lane_of(ticket: Ticket) -> str:
+    return f"{ticket.tier}.{ticket.rank}.{ticket.lane}"
+
+
+def is_behind(records: Records, plan: Plan) -> bool:
+    """Whether a new ask would stand behind somebody who waits."""
+    rank = plan.rank
+    for tier, from_rank in meta_of(records).blocked:
+        if rank >= tier and rank >= from_rank:
+            return True
+    if records.space("lanes").get(f"{rank}.{rank}.{plan.lane}") is not None:
+        return True
+    return _ahead(records, plan.steps, (rank + 1) * TIER) is not None
+
+
+def _ahead(records: Records, steps: Steps, order: float) -> str | None:
+    """The member of these steps at which somebody who goes before `order` is parked, if there is one."""
+    due = records.space("due")
+    for step in steps:
+        if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
+            first = records.space("parked", step[1]).first()
+            if first is not None and first[0] < order:
+                return step[1]
+    return None
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------
+
+
+def hear(records: Records, now: int, session: str, own: str = "") -> bool:
+    """A process was heard of. Returns whether it had been asleep: then its tickets stand in line again.
+
+    A ticket that missed its call comes back only when its waiter itself was heard of (`own`): a process can be well and
+    one of its waiters not (a blocked event loop), and that one must not take a claim of everybody's time at every beat.
+    """
+    sessions = records.space("sessions")
+    asleep: bool = sessions.get(session) == 1
+    sessions.put(session, 0, now + SESSION)
+    if asleep:
+        for _, id in list(records.space("of", session).scan()):
+            ticket = _ticket(records, id)
+            if ticket.hidden == ASLEEP:
+                _enter(records, ticket._replace(hidden=0))
+    if own and (ticket := _ticket(records, own)).hidden:
+        _enter(records, ticket._replace(hidden=0))
+        return True
+    return asleep
+
+
+def _put_to_sleep(records: Records, session: str) -> None:
+    sessions = records.space("sessions")
+    if sessions.get(session) != 0:
+        return
+    sessions[session] = 1
+    for _, id in list(records.space("of", session).scan()):
+        ticket = _ticket(records, id)
+        if not ticket.called and not ticket.hidden:
+            _leave(records, ticket)
+            records.space("tickets")[id] = tuple(ticket._replace(hidden=ASLEEP))
+
+
+# --- standing in line -------------------------------------------------------------------------------------------
+
+
+def stand(
+    records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
+) -> None:
+    """A new ticket at the end of its lane."""
+    meta = meta_of(records)
+    hear(records, now, session)
+    rank = plan.rank
+    place = len(records.space("tickets")) + 1
+    ticket = Ticket(
+        id, session, plan.ref, plan.lane, rank, rank, now, meta.arrivals, place, plan.weight, holder, lease, remembered,
+        0, 0,
+    )  # fmt: skip
+    tiers = max(meta.tiers, rank + 1)
+    turns = tuple(meta.turns) + (0.0,) * (tiers - len(meta.turns))
+    records.space("line")["meta"] = tuple(meta._replace(arrivals=meta.arrivals + 1, tiers=tiers, turns=turns))
+    records.space("of", session).put(id, None, meta.arrivals)
+    if rank > 0:
+        records.space("young").put(id, None, now + plan.policy.patience)
+    _enter(records, ticket)
+    _count(records)
+
+
+def remove(records: Records, now: int, ticket: Ticket) -> None:
+    """A ticket leaves for good: taken, cancelled, or its process died. What a call holds is given back."""
+    if ticket.called:
+        plan = recall(records, ticket.ref)
+        let_go(records, now, plan.steps, (ticket.id, 0, None))
+        freed(records, now, plan.steps)
+        records.space("calls").delete(ticket.id)
+    elif not ticket.hidden:
+        _leave(records, ticket)
+        if ticket.lane:
+            freed(records, now, recall(records, ticket.ref).steps)
+    records.space("tickets").delete(ticket.id)
+    records.space("young").delete(ticket.id)
+    mine = records.space("of", ticket.session)
+    mine.delete(ticket.id)
+    if mine.first() is None:
+        records.drop("of", ticket.session)
+        records.space("sessions").delete(ticket.session)
+    _count(records)
+
+
+def _count(records: Records) -> None:
+    tickets = len(records.space("tickets"))
+    amend(records, tickets=tickets)
+    if not tickets:
+        # Nobody waits: whose turn it would have been says nothing any more.
+        for kind in ("line", "rest"):
+            for name in records.names(kind):
+                records.drop(kind, name)
+
+
+def _enter(records: Records, ticket: Ticket) -> None:
+    records.space("tickets")[ticket.id] = tuple(ticket)
+    lane = _lane_of(ticket)
+    queue = records.space("lane", lane)
+    queue.put(ticket.id, None, ticket.arrival)
+    lanes = records.space("lanes")
+    row = lanes.get(lane)
+    if row is None:
+        tier = f"{ticket.tier}"
+        rest = records.space("rest", tier)
+        tag = max(meta_of(records).turns[ticket.tier], rest.get(lane) or 0.0)
+        rest.delete(lane)
+        # Of lanes that come at the same turn, the first to come goes first.
+        _turn(records, ticket.tier, 0.0, INSTANT)
+        _make_ready(records, lane, tag)
+    elif row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
+        # It came back to the front of a parked lane: look at it afresh.
+        _unpark(records, lane, row)
+
+
+def _turn(records: Records, tier: int, least: float, by: float) -> float:
+    """The virtual time of a tier moves on: to `least` at least, and by so much more. Returns it."""
+    meta = meta_of(records)
+    turns = list(meta.turns)
+    turns[tier] = max(turns[tier], least) + by
+    records.space("line")["meta"] = tuple(meta._replace(turns=tuple(turns)))
+    return turns[tier]
+
+
+def _leave(records: Records, ticket: Ticket) -> None:
+    """Out of its lane. The lane's turn does not move: nothing was taken."""
+    lane = _lane_of(ticket)
+    queue = records.space("lane", lane)
+    was_first = queue.first() == (ticket.arrival, ticket.id)
+    queue.delete(ticket.id)
+    row = records.space("lanes").get(lane)
+    if queue.first() is None:
+        _close(records, lane, ticket, row[0], row[1])
+    elif was_first and row[1]:
+        _unpark(records, lane, row)
+    due = records.space("due")
+    if row[1] and due.get(row[1]) is not None:
+        due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
+
+
+def _advance(records: Records, ticket: Ticket) -> None:
+    """The first of a ready lane was called: its lane's turn moves on by what the ticket takes."""
+    lane = _lane_of(ticket)
+    queue = records.space("lane", lane)
+    queue.delete(ticket.id)
+    tag = records.space("lanes").get(lane)[0]
+    # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
+    # were here, however many come.
+    turn = _turn(records, ticket.tier, tag, ticket.weight / max(1, busy(records)[3]))
+    if queue.first() is None:
+        _close(records, lane, ticket, tag + ticket.weight, "")
+    else:
+        _make_ready(records, lane, tag + ticket.weight)
+    rest = records.space("rest", f"{ticket.tier}")
+    while (first := rest.first()) is not None and first[0] <= turn:
+        rest.delete(first[1])
+
+
+def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str) -> None:
+    if parked:
+        _drop_from(records, "parked", parked, lane)
+    else:
+        _drop_from(records, "ready", f"{ticket.tier}.{ticket.rank}", lane)
+    records.space("lanes").delete(lane)
+    records.drop("lane", lane)
+    # Who comes back soon goes on where it was: leaving and coming again is no way to the front.
+    records.space("rest", f"{ticket.tier}").put(lane, tag, tag)
+
+
+def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
+    space = records.space(kind, name)
+    space.delete(lane)
+    if space.first() is None:
+        records.drop(kind, name)
+        if kind == "parked":
+            records.space("due").delete(name)
+
+
+def _make_ready(records: Records, lane: str, tag: float) -> None:
+    records.space("lanes")[lane] = (tag, "")
+    records.space("ready", _class_of(lane)).put(lane, None, tag)
+
+
+def _class_of(lane: str) -> str:
+    tier, rank, _ = lane.split(".", 2)
+    return f"{tier}.{rank}"
+
+
+def _order(lane: str, tag: float) -> float:
+    """Where a lane stands among those parked at the same member."""
+    return int(lane.partition(".")[0]) * TIER + tag
+
+
+def _park(records: Records, lane: str, member: str, until: int) -> None:
+    lanes = records.space("lanes")
+    tag = lanes.get(lane)[0]
+    _drop_from(records, "ready", _class_of(lane), lane)
+    lanes[lane] = (tag, member)
+    parked = records.space("parked", member)
+    parked.put(lane, None, _order(lane, tag))
+    due = records.space("due")
+    # The first is waited for; whoever is behind it looks when that one has gone.
+    if due.get(member) is None or parked.first()[1] == lane:  # type: ignore[index]
+        due.put(member, 1, until)
+
+
+def _unpark(records: Records, lane: str, row: Any) -> None:
+    _drop_from(records, "parked", row[1], lane)
+    _make_ready(records, lane, row[0])
+
+
+def freed(records: Records, now: int, steps: Steps) -> None:
+    """Something came back on these limits: whoever is parked at one of them may look again."""
+    due = records.space("due")
+    for step in steps:
+        if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
+            due.put(step[1], 1, now)
+
+
+# --- serving ----------------------------------------------------------------------------------------------------
+
+
+def serve(records: Records, now: int) -> None:
+    """Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer."""
+    calls = records.space("calls")
+    while (first := calls.first()) is not None and first[0] <= now:
+        _give_back(records, now, first[1])
+    sessions = records.space("sessions")
+    while (first := sessions.first()) is not None and first[0] <= now:
+        for _, id in list(records.space("of", first[1]).scan()):
+            remove(records, now, _ticket(records, id))
+        sessions.delete(first[1])
+    young = records.space("young")
+    while (first := young.first()) is not None and first[0] <= now:
+        _promote(records, first[1])
+    paused = busy(records)[0]
+    if paused > now:
+        _keep_timer(records, now, [(paused, "", _any_waiting(records))], (), ("calls", "sessions", "young"))
+        return
+    _call_all(records, now)
+
+
+def _give_back(records: Records, now: int, id: str) -> None:
+    ticket = _ticket(records, id)
+    plan = recall(records, ticket.ref)
+    let_go(records, now, plan.steps, (id, 0, None))
+    freed(records, now, plan.steps)
+    records.space("calls").delete(id)
+    _put_to_sleep(records, ticket.session)
+    records.space("tickets")[id] = tuple(ticket._replace(called=0, hidden=MISSED))
+
+
+def take_back(records: Records, now: int) -> None:
+    """All calls are taken back: their tickets stand in line again, in their old places."""
+    for _, id in list(records.space("calls").scan()):
+        ticket = _ticket(records, id)
+        let_go(records, now, recall(records, ticket.ref).steps, (id, 0, None))
+        records.space("calls").delete(id)
+        _enter(records, ticket._replace(called=0))
+
+
+def _promote(records: Records, id: str) -> None:
+    ticket = _ticket(records, id)
+    records.space("young").delete(id)
+    if ticket.called or ticket.hidden:
+        records.space("tickets")[id] = tuple(ticket._replace(tier=0))
+        return
+    _leave(records, ticket)
+    _enter(records, ticket._replace(tier=0))
+
+
+def _call_all(records: Records, now: int) -> None:
+    due = records.space("due")
+    blocked: list[tuple[int, int]] = []
+    waits: list[tuple[int, str, Ticket | None]] = []
+    looked: dict[str, str] = {}
+    tiers = meta_of(records).tiers
+    for tier in range(tiers):
+        while True:
+            _look_again(records, now, looked)
+            lane = _next_lane(records, tier, tiers, blocked)
+            if lane is None:
+                break
+            ticket = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
+            plan = recall(records, ticket.ref)
+            steps = plan.current(records) if busy(records)[2] else plan.steps
+            if busy(records)[2] and plan.too_large(steps) is not None:
+                # An override has made it impossible. Its waiter asks again, and is told so.
+                remove(records, now, ticket)
+                records.wakes.append(Wake(ticket.session, ticket.id))
+                continue
+            member = _ahead(records, steps, _order(lane, records.space("lanes").get(lane)[0]))
+            at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+            if at <= now:
+                _call(records, now, ticket, steps, plan.policy.claim)
+            elif member or (step is not None and step[7]):
+                member = member or step[1]  # type: ignore[index]
+                _park(records, lane, member, at)
+                came_from = looked.pop(lane, member)
+                if came_from != member and due.get(came_from) is not None:
+                    due.put(came_from, 1, now)  # it made no use of the room there: the next may
+            else:
+                assert step is not None
+                blocked.append((tier, max(0, step[6])))
+                waits.append((at, step[4], ticket))
+    first = due.first()
+    if first is not None and not waits:
+        lane = records.space("parked", first[1]).first()[1]  # type: ignore[index]
+        head = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
+        waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
+    _keep_timer(records, now, waits, tuple(blocked))
+
+
+def _look_again(records: Records, now: int, looked: dict[str, str]) -> None:
+    """Of every member that may have room now, the first parked lane gets ready; the next follows when that is called."""
+    due = records.space("due")
+    while (first := due.first()) is not None and first[0] <= now:
+        lane = records.space("parked", first[1]).first()
+        due.delete(first[1])
+        if lane is None:
+            continue
+        _unpark(records, lane[1], records.space("lanes").get(lane[1]))
+        looked.setdefault(lane[1], first[1])
+        if records.space("parked", first[1]).first() is not None:
+            # It is looked at again when this one is called or leaves; and at last by itself.
+            due.put(first[1], 1, now + SECOND)
+
+
+def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> str | None:
+    ranks = range(tiers) if tier == 0 else range(tier, tier + 1)
+    best = None
+    for rank in ranks:
+        if any(rank >= from_rank for _, from_rank in blocked):
+            break
+        first = records.space("ready", f"{tier}.{rank}").first()
+        if first is not None and (best is None or first < best):
+            best = first
+    return None if best is None else best[1]
+
+
+def _call(records: Records, now: int, ticket: Ticket, steps: Steps, claim: int) -> None:
+    hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
+    _advance(records, ticket)
+    records.space("tickets")[ticket.id] = tuple(ticket._replace(called=now + claim))
+    records.space("calls").put(ticket.id, None, now + claim)
+    freed(records, now, steps)
+    records.wakes.append(Wake(ticket.session, ticket.id))
+
+
+def _with_calls_out(records: Records) -> set[str]:
+    """The processes that have a call to take (a few of them will do)."""
+    calls = [id for _, (_, id) in zip(range(8), records.space("calls").scan(), strict=False)]
+    return {_ticket(records, id).session for id in calls}
+
+
+def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozenset()) -> Ticket | None:
+    """Some ticket that stands in a lane, to keep the timer."""
+    for session in [member for _, member in records.space("sessions").scan()]:
+        if records.space("sessions").get(session) == 0 and session not in but_not:
+            for _, id in records.space("of", session).scan():
+                ticket = _ticket(records, id)
+                if not ticket.called and not ticket.hidden:
+                    return ticket
+    return None
+
+
+def _keep_timer(
+    records: Records,
+    now: int,
+    waits: list[tuple[int, str, Ticket | None]],
+    blocked: tuple[tuple[int, int], ...],
+    clocks: tuple[str, ...] = ("calls", "due", "sessions", "young"),
+) -> None:
+    """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
+    meta = meta_of(records)
+    moments = [at for at, _, _ in waits]
+    for kind in clocks:
+        first = records.space(kind).first()
+        if first is not None:
+            moments.append(first[0])
+    at = min(moments, default=NEVER)
+    holder = waits[0][2] if waits else None
+    if holder is not None and (busy_sessions := _with_calls_out(records)) and holder.session in busy_sessions:
+        # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
+        holder = _any_waiting(records, busy_sessions) or holder
+    timer = holder.id if holder else ""
+    limit, free_at = (waits[0][1], waits[0][0]) if waits else ("", now)
+    if holder is not None and (timer != meta.timer or at < meta.timer_at):
+        records.wakes.append(Wake(holder.session, holder.id, max(0, at - now)))
+    fresh = meta._replace(timer=timer, timer_at=at, blocked=blocked, limit=limit, free_at=free_at)
+    records.space("line")["meta"] = tuple(fresh)
