@@ -1,0 +1,60 @@
+"""Where the state of gates lives, one file per store. A new store is one file and one line in `SCHEMES`."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ..errors import InvalidInput
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .base import Store
+
+#: URL scheme → (module, function that opens a URL, the extra that brings its driver)
+SCHEMES: dict[str, tuple[str, str, str | None]] = {
+    "memory": ("headgate.stores.memory", "open_url", None),
+    "sqlite": ("headgate.stores.sqlite", "open_url", None),
+}
+
+_open: dict[str, Store] = {}
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_store(url: str) -> Store:
+    """The store of a URL. The same URL gives the same store within a process, so that its gates share one state."""
+    from importlib import import_module
+
+    if not isinstance(url, str):
+        raise InvalidInput(f"a store is a URL such as 'sqlite:///headgate.db' or a store object, not {url!r}")
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise InvalidInput(f"there is no store for {url!r}; a store URL begins with one of {known}")
+    with _lock:
+        store = _open.get(url)
+        if store is None:
+            module, function, extra = SCHEMES[scheme]
+            try:
+                opener = getattr(import_module(module), function)
+            except ImportError as error:
+                if extra is None:
+                    raise
+                raise InvalidInput(f"{scheme}:// needs a driver: pip install 'headgate[{extra}]' ({error})") from error
+            store = _open[url] = opener(url)
+        return store
+
+
+def forget_store(store: Store) -> None:
+    """A store was closed: the next one who asks for its URL gets a new one."""
+    with _lock:
+        if _open.get(store.url) is store:
+            del _open[store.url]

@@ -1,0 +1,133 @@
+"""`memory://`: the state of gates in this process, under one lock."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic_ns
+
+from ..clock import anchored_clock
+from ..records import DictRecords
+from .base import Here, Listeners, at_fork, ignore_loss, new_session, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ..clock import Clock
+    from ..commands import Command
+    from ..plan import Plan
+    from .base import Listener
+
+
+class MemoryStore:
+    """State in dicts. Gone with the process: use `sqlite:///…` for many processes or to outlive a restart.
+
+    After a fork the child goes on with a copy of its own, as with everything in memory.
+    """
+
+    remote = False
+    instant = True
+    keeper: Any = None
+    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
+
+    def __init__(self, clock: Clock | None = None, url: str = "memory://", used_up: bool = False) -> None:
+        self.url = url
+        #: As if everything had just been used up: for a process that goes on while its real store is away.
+        self._used_up = used_up
+        self._clock, self._offset = anchored_clock() if clock is None else (clock, 0)
+        self._gates: dict[str, DictRecords] = {}
+        self._listeners = Listeners()
+        self._lock = threading.RLock()
+        self.begin_in_child()
+        at_fork.add(self)
+
+    def begin_in_child(self) -> None:
+        # A lock that another thread held at the fork would never be released in the child. It is the same lock: what was
+        # made ready goes by it.
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]
+        self._listeners.clear()
+        self.session = new_session()
+
+    def _records(self, gate: str) -> DictRecords:
+        records = self._gates.get(gate)
+        if records is None:
+            records = self._gates[gate] = DictRecords(gate)
+            records.seen = int(self._used_up)
+        return records
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
+        replies = []
+        touched = set()
+        with self._lock:
+            now = self._clock()
+            for command in commands:
+                records = self._records(command.gate)
+                replies.append(run(command, now, records))
+                if records.wakes:
+                    touched.add(command.gate)
+        for gate in touched:
+            self._wake(self._gates[gate])
+        return replies
+
+    async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
+        return self.execute(commands)  # nothing here waits for anything but a short lock
+
+    def decide(self, command: Command) -> Any:
+        records = self._gates.get(command.gate) or self._records(command.gate)
+        with self._lock:
+            reply = command.apply(self._clock(), records)
+        if records.wakes:
+            self._wake(records)
+        return reply
+
+    def caller(self, gate: str) -> Callable[..., Any]:
+        """`decide` without a command object, for the two decisions that are made most: `admit` and `end`."""
+        records = self._records(gate)
+        offset, clock, wakes = self._offset, self._clock, records.wakes
+
+        def call(decision: Callable[..., Any], plan: Plan, id: str, third: Any, fourth: Any) -> Any:
+            lock = self._lock
+            # `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so that is inside, and a
+            # lock that knows its owner tells whether it was taken.
+            try:
+                lock.acquire()
+                now = monotonic_ns() // 1000 + offset if offset else clock()
+                reply = decision(now, records, plan, id, third, fourth)
+                lock.release()
+            except BaseException:
+                if lock._is_owned():  # type: ignore[attr-defined]
+                    lock.release()
+                raise
+            if wakes:
+                self._wake(records)
+            return reply
+
+        return call
+
+    def prepared(self, gate: str, prepare: Callable[[Here], Any]) -> Any:
+        """The same for asks that are all alike: made ready once, for the state where it is."""
+        records, clock = self._records(gate), self._clock
+        ticks = monotonic_ns if self._offset else lambda: clock() * 1000
+        return prepare(Here(self._lock, records, ticks, self._offset, lambda: self._wake(records)))
+
+    def _wake(self, records: DictRecords) -> None:
+        with self._lock:
+            wakes = records.wakes[:]
+            records.wakes.clear()
+        for wake in wakes:
+            self._listeners.tell(wake)
+
+    def listen(self, ticket: str, listener: Listener) -> None:
+        self._listeners.add(ticket, listener)
+
+    def unlisten(self, ticket: str) -> None:
+        self._listeners.remove(ticket)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def open_url(url: str) -> MemoryStore:
+    """`memory://`, or `memory://NAME` for one of several in the same process."""
+    return MemoryStore(url=url)

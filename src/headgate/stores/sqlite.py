@@ -1,0 +1,242 @@
+"""`sqlite:///path.db`: the state of gates in one file, for any number of processes on one machine."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from ..errors import InvalidInput, StoreUnavailable
+from .base import Listeners, ignore_loss, new_session
+from .sqlite_file import SYNCHRONOUS, DatabaseFile, Waiting
+from .sqlite_transactions import NOT_ALONE, Job, Transactions
+from .sqlite_wake import Waker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ..clock import Clock
+    from ..commands import Command
+    from .base import Listener
+
+#: Of so many calls on an event loop one waits for others to join it, when there is no sign of any.
+PROBE_EVERY = 16
+
+
+class SqliteStore:
+    """State in a SQLite database (WAL). Not for network file systems: use `redis://…` for more than one machine.
+
+    Each transaction takes all that is waiting to be decided in this process. `synchronous` is SQLite's: with `normal` a
+    power cut may lose the last moments (a crash of processes loses nothing), `full` waits for the disk on each decision.
+    `clock` (microseconds) is for tests; otherwise time is the machine's steady clock, anchored in the file. After `close`
+    the next call opens the file again.
+    """
+
+    remote = False
+    instant = False
+    keeper: Any = None
+    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
+
+    def __init__(
+        self, path: str, *, synchronous: str = "normal", clock: Clock | None = None, url: str | None = None
+    ) -> None:
+        if synchronous not in SYNCHRONOUS:
+            raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
+        self._path = os.path.abspath(path)
+        self.url = f"sqlite:///{self._path}" if url is None else url
+        self._synchronous = synchronous
+        self._clock = clock
+        self._seen: dict[str, int] = {}
+        self._listeners = Listeners()
+        self._begin()
+        _stores.add(self)
+        with suppress(StoreUnavailable):  # whoever asks first is told so; a file that is not ours is refused here
+            self._transactions.ready()
+
+    def _begin(self) -> None:
+        """What each process has of its own."""
+        self._lock = threading.Lock()
+        self._transactions = Transactions(self._path, self._open, self._seen)
+        self._calls = 0
+        self._listeners.clear()
+        self.session = new_session()
+        self._waker = Waker(self._path, self.session, self._listeners)
+
+    def _open(self) -> DatabaseFile:
+        return DatabaseFile(self._path, self._synchronous, self._clock)
+
+    # --- deciding -------------------------------------------------------------------------------------------------
+
+    def decide(self, command: Command) -> Any:
+        if command.writes and not self._lock.locked():
+            # `with`, because Ctrl-C can come between an `acquire` and its `try`.
+            with self._lock:
+                reply = self._transactions.alone(command)
+            if reply is not NOT_ALONE:
+                self._tell()
+                return reply
+        job = Job((command,))
+        [reply] = self._run(job)
+        if job.raised:
+            raise reply
+        return reply
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
+        return self._run(Job(commands)) if commands else []
+
+    def _run(self, job: Job) -> list[Any]:
+        transactions = self._transactions
+        # Whoever has the lock decides for all who wait for it: most find that theirs is done when they get it.
+        if job.writes:
+            transactions.queue.append(job)
+        try:
+            with self._lock:
+                waiting: Waiting | None = None
+                while not job.done:
+                    if waiting is not None:
+                        time.sleep(waiting.pause)
+                    waiting = transactions.attempt(job, waiting)
+        except BaseException:
+            transactions.withdraw(job)
+            raise
+        self._tell()
+        return job.result()
+
+    async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
+        """The same without blocking the event loop: it waits for other processes between attempts.
+
+        When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
+        next `await` of the task.
+        """
+        import asyncio
+
+        if not commands:
+            return []
+        job, transactions = Job(commands), self._transactions
+        if job.writes:
+            transactions.queue.append(job)
+        self._calls += 1
+        try:
+            if transactions.company or not self._calls % PROBE_EVERY:
+                await asyncio.sleep(0)  # let the tasks that are ready put theirs into the same transaction
+            waiting: Waiting | None = None
+            while not job.done:
+                if not self._lock.locked():
+                    with self._lock:
+                        if not job.done:
+                            waiting = transactions.attempt(job, waiting)
+                if not job.done:
+                    await asyncio.sleep(0.0002 if waiting is None else waiting.pause)
+        except asyncio.CancelledError as cancelled:
+            if not job.writes or transactions.withdraw(job):
+                raise
+            with self._lock:  # another thread has begun to decide it, and ends in a moment
+                pass
+            task = asyncio.current_task()
+            if not job.done or task is None:
+                raise
+            task.uncancel()
+            task.cancel(*cancelled.args)
+        self._tell()
+        return job.result()
+
+    def caller(self, gate: str) -> Callable[..., Any] | None:
+        """The state is not in this process."""
+        return None
+
+    def prepared(self, gate: str, prepare: Callable[[Any], Callable[[int], Any]]) -> Callable[[], Any] | None:
+        """The state is not in this process."""
+        return None
+
+    # --- waking -----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """What became known by a transaction, now that it stands and the lock is free."""
+        transactions = self._transactions
+        while transactions.lost:
+            with suppress(KeyError):  # another thread was faster
+                self.on_loss(transactions.lost.pop())
+        while transactions.wakes:
+            with suppress(IndexError):
+                self._waker.tell(transactions.wakes.popleft())
+
+    def listen(self, ticket: str, listener: Listener) -> None:
+        self._listeners.add(ticket, listener)
+        self._waker.attend()
+
+    def unlisten(self, ticket: str) -> None:
+        self._listeners.remove(ticket)
+
+    # --- ending, and forking ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        from . import forget_store
+
+        forget_store(self)
+        with self._lock:
+            self._transactions.shut()
+        self._waker.close()
+
+    # An open connection must not get into the child: SQLite would believe that the child has the parent's locks. So it is
+    # closed before, and both open their own when they need it.
+
+    def before_fork(self) -> None:
+        self._forking = self._lock.acquire(timeout=1.0)
+        if self._forking:
+            self._transactions.shut()
+
+    def after_fork_in_parent(self) -> None:
+        if self._forking:
+            self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        self._waker.abandon()
+        self._transactions.abandon()
+        self._begin()
+
+
+_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+
+
+def _for_all(deed: Callable[[SqliteStore], None]) -> Callable[[], None]:
+    def do() -> None:
+        for store in list(_stores):
+            with suppress(Exception):  # one that fails must not keep the others from it
+                deed(store)
+
+    return do
+
+
+os.register_at_fork(
+    before=_for_all(SqliteStore.before_fork),
+    after_in_parent=_for_all(SqliteStore.after_fork_in_parent),
+    after_in_child=_for_all(SqliteStore.after_fork_in_child),
+)
+atexit.register(_for_all(SqliteStore.close))
+
+
+def open_url(url: str) -> SqliteStore:
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?synchronous=normal|full|off`."""
+    from urllib.parse import parse_qsl, unquote
+
+    rest, _, query = url.removeprefix("sqlite://").partition("?")
+    path = unquote(rest.removeprefix("/"))
+    if not rest.startswith("/") or not path or path.endswith("/") or "\0" in path:
+        raise InvalidInput(
+            f"{url!r} names no file; write sqlite:///gates.db for one in the working directory, "
+            f"or sqlite:////var/lib/gates.db (with four slashes) for an absolute path"
+        )
+    if path == ":memory:":
+        raise InvalidInput(f"{url!r}: use memory:// for state that is gone with the process")
+    synchronous = "normal"
+    for name, synchronous in parse_qsl(query, keep_blank_values=True):
+        if name != "synchronous" or synchronous not in SYNCHRONOUS:
+            raise InvalidInput(
+                f"{url!r}: {name}={synchronous} is not known; a SQLite store takes synchronous={'|'.join(SYNCHRONOUS)}"
+            )
+    return SqliteStore(path, synchronous=synchronous, url=url)

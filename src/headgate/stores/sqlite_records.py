@@ -1,0 +1,255 @@
+"""The records of a gate in one SQLite table, with what a transaction has read and changed kept beside it in dicts.
+
+    records (space, member, score, value)        primary key (space, member); ordered by (space, score, member)
+
+    <gate>                  ""        the head of the gate, and the states of all its limits that are not by a key: they
+                                      are needed together by nearly every command, so one row has them all
+    <gate>/<kind>/<name>    member    a space; the kinds whose size matters are written `#leases`, `#tickets` …
+    <gate>/!<kind>/<name>   ""        how many members such a space has: kept by a trigger, in the same transaction
+
+What a transaction reads and changes of it is kept in dicts until its end: see `sqlite_space`.
+"""
+
+from __future__ import annotations
+
+from ..records import FRESH, QUIET
+from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from ..model import Wake
+    from ..records import Head, Score
+    from .sqlite_space import Pair
+
+#: The kinds of space whose size is asked for in decisions.
+COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
+
+SCHEMA = (
+    "CREATE TABLE records (space, member, score, value, PRIMARY KEY (space, member)) WITHOUT ROWID",
+    "CREATE INDEX ordered ON records (space, score, member) WHERE score IS NOT NULL",
+    "CREATE TRIGGER counted_in AFTER INSERT ON records WHEN instr(new.space, '/#') BEGIN "
+    "INSERT INTO records VALUES (replace(new.space, '/#', '/!'), '', NULL, 1) "
+    "ON CONFLICT (space, member) DO UPDATE SET value = value + 1; END",
+    "CREATE TRIGGER counted_out AFTER DELETE ON records WHEN instr(old.space, '/#') BEGIN "
+    "UPDATE records SET value = value - 1 WHERE space = replace(old.space, '/#', '/!') AND member = ''; END",
+)
+
+_HEAD = "SELECT value FROM records WHERE space = ? AND member = ''"
+_NEW_HEAD = "INSERT INTO records VALUES (?, '', NULL, ?)"
+_SET_HEAD = "UPDATE records SET value = ? WHERE space = ? AND member = ''"
+_NEXT_SPACE = "SELECT min(space) FROM records WHERE space >= ?"
+
+
+class States(SqliteSpace):
+    """The states of the limits. Those of limits that are not by a key lie in the row of the head, and are always known."""
+
+    __slots__ = ("resident",)
+
+    def __init__(self, owner: SqliteRecords, resident: dict[str, Any], complete: bool) -> None:
+        super().__init__(owner, f"{owner.gate}/states/", False, complete)
+        #: Member → (score, state), as they are in that row; never among what has changed in the table.
+        self.resident = resident
+        for member, (score, value) in resident.items():
+            self._scores[member] = score
+            self._values[member] = value
+            if complete:
+                self._enter((score, member))
+
+    def _load(self, member: Any) -> Any:
+        return super()._load(member) if "|" in member else None
+
+    def __setitem__(self, member: Any, value: Any, /) -> None:
+        if "|" in member:
+            super().__setitem__(member, value)
+            return
+        self._values[member] = value
+        self.resident[member] = (self._scores.get(member), value)
+        self._owner.dirty = True
+
+    def put(self, member: Any, value: Any, score: Score) -> None:
+        if "|" in member:
+            super().put(member, value, score)
+            return
+        old = self._scores.get(member)
+        if old != score:
+            if old is not None:
+                self._leave((old, member))
+            self._scores[member] = score
+            self._enter((score, member))
+        self[member] = value
+
+    def delete(self, member: Any) -> Any:
+        if "|" in member:
+            return super().delete(member)
+        old = self._scores.pop(member, None)
+        if old is not None:
+            self._leave((old, member))
+        self._values.pop(member, None)
+        if self.resident.pop(member, None) is not None:
+            self._owner.dirty = True
+        return old
+
+    def _moved(self) -> Iterator[Pair]:
+        yield from super()._moved()
+        for member, (score, _) in self.resident.items():
+            if score is not None:
+                yield score, member
+
+    def written(self) -> None:
+        # What is by a key is not kept in mind: the next ask is likely for another key. To keep it would make few keys
+        # fast, many slow, and all of them fill the memory of every process.
+        super().written()
+        self._scores = {member: score for member, (score, _) in self.resident.items()}
+        self._values = {member: value for member, (_, value) in self.resident.items()}
+        self._front.clear()
+        self._bound, self._complete = LOWEST, False
+
+    def __len__(self) -> int:
+        raise NotImplementedError("nobody asks how many states there are")
+
+    def wipe(self) -> None:
+        raise NotImplementedError("states go one by one, with the spaces that belong to them")
+
+
+class _Spaces(dict):  # type: ignore[type-arg]
+    """The spaces of a kind by name, made when they are first asked for."""
+
+    __slots__ = ("_counted", "_owner", "_prefix")
+
+    def __init__(self, owner: SqliteRecords, kind: str) -> None:
+        self._owner = owner
+        self._counted = kind in COUNTED
+        self._prefix = _prefix(owner.gate, kind)
+
+    def __missing__(self, name: str) -> SqliteSpace:
+        owner = self._owner
+        key = self._prefix + name
+        owner.load += 1
+        space = self[name] = SqliteSpace(owner, key, self._counted, owner.is_new or key in owner.wiped)
+        return space
+
+
+class SqliteRecords:
+    """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written."""
+
+    __slots__ = (
+        *("dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "leases", "load", "promised", "seen"),
+        *("states", "stored", "touched", "wakes", "windows", "wiped"),
+    )
+
+    def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
+        self.gate = gate
+        self.seen = seen
+        self.execute = execute
+        self.execute_many = execute_many
+        self.wakes: list[Wake] = []
+        #: Whether anything but the head has changed, the spaces that have, and those that were dropped unseen.
+        self.dirty = False
+        self.touched: list[SqliteSpace] = []
+        self.wiped: set[str] = set()
+        #: About how much is kept in mind.
+        self.load = 0
+        row = execute(_HEAD, (gate,)).fetchone()
+        #: Nothing in the table was ever of this gate, but what was put there through these records.
+        self.is_new = row is None
+        head, resident = (FRESH, {}) if row is None else decode(row[0])
+        self.head: Head = tuple(head)
+        self.stored: Head | None = None if row is None else self.head
+        if self.head[0] < seen:
+            # An older file came back. The short way of a decision heeds nothing but the head, so that has to say so.
+            self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
+        self.states = States(self, resident, self.is_new)
+        self.windows = _Spaces(self, "windows")
+        self.leases = _Spaces(self, "leases")
+        self.promised = _Spaces(self, "promised")
+        self.kinds: dict[str, _Spaces] = {
+            "windows": self.windows,
+            "leases": self.leases,
+            "promised": self.promised,
+        }
+
+    def space(self, kind: str, name: str = "") -> SqliteSpace:
+        spaces = self.kinds.get(kind)
+        if spaces is None:
+            spaces = self.kinds[kind] = _Spaces(self, kind)
+        found: SqliteSpace = spaces[name]
+        return found
+
+    def drop(self, kind: str, name: str = "") -> None:
+        spaces = self.kinds.get(kind)
+        if spaces is not None and name in spaces:
+            spaces[name].wipe()
+        elif not self.is_new:
+            self.wiped.add(_prefix(self.gate, kind) + name)
+            self.dirty = True
+
+    def names(self, kind: str) -> list[str]:
+        prefix = _prefix(self.gate, kind)
+        names = dict.fromkeys(self.kinds.get(kind, ()))
+        found = self._next_space(prefix)
+        while found.startswith(prefix):
+            if found not in self.wiped:
+                names[found[len(prefix) :]] = None
+            found = self._next_space(found + "\0")
+        return list(names)
+
+    def _next_space(self, since: str) -> str:
+        [found] = self.execute(_NEXT_SPACE, (since,)).fetchone()
+        return found or ""
+
+    # --- the end of a transaction -----------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        return self.dirty or (self.head is not self.stored and self.head is not FRESH)
+
+    def write(self) -> int:
+        """Write all that has changed. Returns about how many rows that took."""
+        execute, execute_many = self.execute, self.execute_many
+        count = 1
+        if self.wiped:
+            keys = [(key,) for key in self.wiped]
+            keys += [(key.replace("/#", "/!"),) for key in self.wiped if "/#" in key]
+            execute_many(WIPE, keys)
+            count += len(keys)
+        for space in self.touched:
+            count += space.write(execute, execute_many)
+        text = encode_json((self.head, self.states.resident))
+        if self.stored is None:
+            execute(_NEW_HEAD, (self.gate, text))
+        else:
+            execute(_SET_HEAD, (text, self.gate))
+        return count
+
+    def written(self) -> None:
+        """The transaction stands."""
+        self.stored = self.head
+        if self.seen < self.head[0]:
+            self.seen = self.head[0]
+        if self.touched:
+            for space in self.touched:
+                space.written()
+            self.touched.clear()
+        self.wiped.clear()
+        self.dirty = False
+
+
+def _prefix(gate: str, kind: str) -> str:
+    return f"{gate}/#{kind}/" if kind in COUNTED else f"{gate}/{kind}/"
+
+
+def newest(execute: Callable[..., Any]) -> int:
+    """The latest time that any gate has seen. Goes from gate to gate, past all else that they have."""
+    latest = 0
+    [space] = execute(_NEXT_SPACE, ("",)).fetchone()
+    while space is not None:
+        gate, separator, _ = space.partition("/")
+        if not separator:
+            head, _ = decode(execute(_HEAD, (space,)).fetchone()[0])
+            latest = max(latest, head[1])
+        # "0" comes right after "/".
+        [space] = execute(_NEXT_SPACE, (f"{gate}0" if separator else f"{space}\0",)).fetchone()
+    return latest
