@@ -1,0 +1,68 @@
+"""Headgate: admission control for fleets of workers that share rate-limited services.
+
+All of the capacity, none of the 429s, for any number of workers, through crashes.
+"""
+
+from __future__ import annotations
+
+from .errors import (
+    ConfigError,
+    Denied,
+    HeadgateError,
+    IdConflict,
+    InvalidInput,
+    KindChanged,
+    LeaseLost,
+    StoreFormatError,
+    StoreUnavailable,
+)
+from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
+from .limits import Aimd, Bucket, Concurrency, Quota, Window
+from .model import Explanation, Holder, LimitUsage, Override, Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from .gate.gates import Gates
+
+__version__ = "0.1.0"
+
+
+def load(path: str | PathLike[str] | None = None) -> Gates:
+    """The gates of `headgate.toml` (or of `$HEADGATE_CONFIG`) by name: `load()["adobe"]`, `load().async_gate("adobe")`."""
+    from .gate.gates import Gates
+    from .policy import load as load_config
+
+    return Gates(load_config(path))
+
+
+__all__ = [
+    "Aimd",
+    "AsyncGate",
+    "AsyncPermit",
+    "AsyncPlace",
+    "Bucket",
+    "Concurrency",
+    "ConfigError",
+    "Denied",
+    "Explanation",
+    "Gate",
+    "HeadgateError",
+    "Holder",
+    "IdConflict",
+    "InvalidInput",
+    "KindChanged",
+    "LeaseLost",
+    "LimitUsage",
+    "Override",
+    "Permit",
+    "Place",
+    "Quota",
+    "StoreFormatError",
+    "StoreUnavailable",
+    "Usage",
+    "Window",
+    "__version__",
+    "load",
+]

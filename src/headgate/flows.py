@@ -1,0 +1,176 @@
+"""PURE. Waiting, giving up, cleaning up: as generators that yield what they need done, driven in `gate.py`.
+
+A driver answers each effect: `Execute` with the command's reply, `AwaitWake` with what woke the waiter, `Sleep` and `Undo`
+with nothing. When the driver is interrupted while it waits (cancellation, KeyboardInterrupt), it throws that into the flow,
+which undoes what it has left in the store, and lets it pass on.
+"""
+
+from __future__ import annotations
+
+from .commands import Cancel, Stand
+from .errors import Denied
+from .model import NEVER, SECOND, Refusal, Wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Any
+
+    from .commands import Command, Granted
+    from .plan import Plan
+
+    Effect = "Execute | AwaitWake | Sleep | Undo"
+    Flow = Generator["Execute | AwaitWake | Sleep | Undo", Any, Any]
+
+#: What an `AwaitWake` is answered when nothing woke it.
+TIMED_OUT = -1
+
+
+# Plain classes: making a dataclass takes as long as reading all of this package's small files.
+
+
+class Execute:
+    """Have the store decide a command."""
+
+    __slots__ = ("command",)
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+
+
+class AwaitWake:
+    """Sleep until the ticket's process is woken for it, or for `delay` microseconds (None: as long as it takes).
+
+    Answered with None (called), a delay after which to look again, or TIMED_OUT.
+    """
+
+    __slots__ = ("delay", "ticket")
+
+    def __init__(self, ticket: str, delay: int | None) -> None:
+        self.ticket = ticket
+        self.delay = delay
+
+
+class Sleep:
+    """Sleep for so many microseconds."""
+
+    __slots__ = ("delay",)
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+
+
+class Undo:
+    """Have the store decide a command on the way out. Must not wait, and must not fail the one who leaves."""
+
+    __slots__ = ("command",)
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+
+
+def acquire(
+    plan: Plan,
+    id: str,
+    session: str,
+    clock: Callable[[], int],
+    *,
+    holder: str | None = None,
+    lease: int = 0,
+    remembered: bool = False,
+    timeout: int | None = None,
+    max_delay: int | None = None,
+) -> Flow:
+    """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own."""
+    if plan.policy.waiting == "promise":
+        return _promised(plan, id, clock, remembered, timeout, max_delay)
+    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout)
+
+
+def _in_line(
+    plan: Plan,
+    id: str,
+    session: str,
+    clock: Callable[[], int],
+    holder: str | None,
+    lease: int,
+    remembered: bool,
+    timeout: int | None,
+) -> Flow:
+    command = Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered)
+    deadline = None if timeout is None else clock() + timeout
+    standing = True
+    try:
+        reply = yield Execute(command)
+        told = clock()
+        while isinstance(reply, Wait):
+            if timeout == 0:
+                standing = False
+                raise denied(plan, reply)
+            delay = None if reply.check_at is None else max(0, reply.check_at - reply.now)
+            while True:
+                left = None if deadline is None else deadline - clock()
+                if left is not None and left <= 0:
+                    raise denied(plan, reply, waited=clock() - told)
+                woken = yield AwaitWake(id, delay if left is None else left if delay is None else min(delay, left))
+                if woken is None or (woken == TIMED_OUT and (delay is None or left is None or delay <= left)):
+                    break
+                if woken != TIMED_OUT:
+                    delay = woken
+            reply = yield Execute(command)
+            told = clock()
+        standing = False
+    finally:
+        # Denied, cancelled or interrupted: no ticket, call or grant stays behind.
+        if standing:
+            yield Undo(Cancel(plan.policy, id))
+    return granted(plan, reply)
+
+
+def _promised(
+    plan: Plan, id: str, clock: Callable[[], int], remembered: bool, timeout: int | None, max_delay: int | None
+) -> Flow:
+    """Reserve, and sleep until the time has come."""
+    grant, delay = yield from reserve(plan, id, remembered, timeout, max_delay)
+    until = clock() + delay
+    try:
+        while (left := until - clock()) > 0:
+            yield Sleep(left)
+    except BaseException:
+        from .commands import Settle
+
+        yield Undo(Settle(plan, grant[0], id if remembered else "", "unsent", remembered))
+        raise
+    return grant
+
+
+def reserve(plan: Plan, id: str, remembered: bool, timeout: int | None, max_delay: int | None) -> Flow:
+    """A time at once. Returns the grant and the delay to it, in microseconds of the store's clock."""
+    longest = min((bound for bound in (timeout, max_delay) if bound is not None), default=NEVER)
+    # The bound is relative, the command's is absolute in the store's time: `Stand` adds it up there.
+    reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest))
+    grant = granted(plan, reply)
+    return grant, max(0, grant[0] - grant[1])
+
+
+def granted(plan: Plan, reply: Any) -> Granted:
+    """The grant, or the error that the reply stands for."""
+    if isinstance(reply, tuple):
+        return reply
+    if isinstance(reply, BaseException):
+        raise reply
+    raise denied(plan, reply)
+
+
+def denied(plan: Plan, reply: Wait | Refusal, waited: int | None = None) -> Denied:
+    """`waited` is for one who ran out of time in line: the microseconds since the reply, which is that much closer now."""
+    gate = plan.policy.name
+    if isinstance(reply, Refusal):
+        after = None if reply.at >= NEVER else max(0, reply.at - reply.now) / SECOND
+        return Denied(reply.reason, gate=gate, limit=reply.limit, retry_after=after)
+    why = (
+        "the gate is paused" if reply.reason == "paused" else "not now" if waited is None else "ran out of time in line"
+    )
+    position = reply.position if waited is not None else None
+    after = max(0.0, reply.retry_after - (waited or 0) / SECOND)
+    return Denied(why, gate=gate, limit=reply.limit, retry_after=after, position=position)

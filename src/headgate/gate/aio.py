@@ -1,0 +1,373 @@
+"""`AsyncGate`: the driver for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from time import monotonic
+
+from .. import duration, flows
+from ..commands import Admit, Cancel, Pause, Peek
+from ..errors import Denied, StoreUnavailable
+from ..flows import AwaitWake, Execute, Sleep, denied, granted
+from ..model import SECOND, Wait
+from .base import ONE, SETTLED_LATER, BaseGate, checked, checked_holder
+from .keeper import keeper_of
+from .outage import StillAway
+from .permit import ENDED, AsyncPermit, AsyncPlace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+    from typing import Any
+
+    from ..commands import Command
+    from ..flows import Flow
+    from ..model import Explanation, Holder, Override, Usage
+    from ..plan import Plan
+    from ..stores.base import Store
+    from .base import Cost, Duration, Key
+    from .permit import BasePermit
+
+
+#: The arguments of an ask that says nothing.
+NOTHING = (1, None, None, None, None, None, True, None)
+
+_new = object.__new__
+
+
+class _Acquiring:
+    """`await gate.acquire()` gives the permit; `async with gate.acquire() as permit` also releases it.
+
+    It can be sent to like a coroutine, so that `asyncio.create_task` takes it as well as `gather` and `wait_for` do.
+    """
+
+    __slots__ = ("_ask", "_gate", "_permit", "_running")
+
+    _gate: AsyncGate
+    #: What `AsyncGate._acquire` takes; None for an ask that says nothing.
+    _ask: tuple[Any, ...] | None
+    _permit: AsyncPermit
+    _running: Coroutine[Any, Any, AsyncPermit]
+
+    def send(self, value: None) -> Any:
+        if not hasattr(self, "_running"):
+            self._running = self.__aenter__()
+        return self._running.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if not hasattr(self, "_running"):
+            self._running = self.__aenter__()
+        return self._running.throw(*error)
+
+    def close(self) -> None:
+        if hasattr(self, "_running"):
+            self._running.close()
+
+    def __await__(self) -> Generator[Any, None, AsyncPermit]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> AsyncPermit:
+        ask, quick = self._ask, self._gate._quick
+        if ask is None and quick is not None:
+            permit = quick()
+            if permit.__class__ is AsyncPermit:
+                self._permit = permit
+                return permit
+        self._permit = permit = await self._gate._acquire(*(ask or NOTHING))
+        return permit
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        permit = self._permit
+        finish = permit._finish  # as in `release`
+        if kind is None and finish is not None and permit._reported is None and not permit._state and finish(permit.id):
+            permit._state = ENDED
+        else:
+            await permit.release(permit._outcome(kind))
+
+
+Coroutine.register(_Acquiring)
+
+
+class AsyncGate(BaseGate):
+    """The same as `Gate` for asyncio: `async with gate.acquire() as permit`, or `permit = await gate.acquire()`."""
+
+    _permit = AsyncPermit
+
+    def acquire(
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        timeout: Duration | None = None,
+        holder: str | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+        id: str | None = None,
+    ) -> _Acquiring:
+        """Wait for a permit; see `Gate.acquire`. Cancelling it leaves nothing behind."""
+        acquiring = _new(_Acquiring)
+        acquiring._gate = self
+        acquiring._ask = None
+        if not (
+            cost is ONE
+            and (key is None and priority is None and timeout is None and id is None)
+            and (holder is None and lease is None and renew is True)
+        ):
+            acquiring._ask = (cost, key, priority, timeout, holder, lease, renew, id)
+        return acquiring
+
+    async def _acquire(
+        self,
+        cost: Cost,
+        key: Key | None,
+        priority: str | None,
+        timeout: Duration | None,
+        holder: str | None,
+        lease: Duration | None,
+        renew: bool,
+        id: str | None,
+    ) -> AsyncPermit:
+        plan = self._plan_for(cost, key, priority)
+        wait = None if timeout is None else duration.parse(timeout, what="timeout", zero=True)
+        if id is None and self._short_way and not self._outage.away:
+            if self._store.instant:
+                reply = self._ask_now(plan, holder, lease, renew)
+            else:
+                reply = await self._ask(plan, holder, lease, renew)
+            if reply.__class__ is AsyncPermit:
+                return reply
+            if wait == 0 and isinstance(reply, Wait):
+                raise denied(plan, reply)
+            if not isinstance(reply, Wait):
+                granted(plan, reply)
+        flow, name, told = self._flow(plan, id, holder, lease, wait)
+        begun = monotonic()
+        try:
+            grant = await self._drive(flow)
+        except StoreUnavailable as error:
+            reply = self._while_away(plan, name, told, error, renew)
+            if reply.__class__ is AsyncPermit:
+                return reply
+            raise denied(plan, reply) from error
+        permit: AsyncPermit = self._made(plan, grant, name, told, renew)
+        permit.waited = monotonic() - begun
+        return permit
+
+    async def try_acquire(
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        holder: str | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+        id: str | None = None,
+    ) -> AsyncPermit | None:
+        """A permit, or None when it would have to wait. Never waits, and never goes before those who do."""
+        if (
+            (quick := self._quick) is not None
+            and cost is ONE
+            and (key is None and priority is None and id is None)
+            and (holder is None and lease is None and renew is True)
+        ):
+            reply = quick()
+            if reply.__class__ is AsyncPermit:
+                return reply
+            if isinstance(reply, Wait):
+                return None
+        plan = self._plan_for(cost, key, priority)
+        if id is None and self._short_way and not self._outage.away:
+            if self._store.instant:
+                reply = self._ask_now(plan, holder, lease, renew)
+            else:
+                reply = await self._ask(plan, holder, lease, renew)
+            if reply.__class__ is AsyncPermit:
+                return reply
+            if isinstance(reply, Wait):
+                return None
+            granted(plan, reply)
+        flow, name, told = self._flow(plan, id, holder, lease, 0)
+        try:
+            permit: AsyncPermit = self._made(plan, await self._drive(flow), name, told, renew)
+            return permit
+        except StoreUnavailable as error:
+            reply = self._while_away(plan, name, told, error, renew)
+            return reply if isinstance(reply, AsyncPermit) else None
+        except Denied as error:
+            if error.retry_after is None:
+                raise
+            return None
+
+    async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
+        """The short way, where the answer has to be waited for."""
+        length = plan.lease if lease is None else self._lease_for(plan, lease)
+        told = (False, length, checked_holder(holder))
+        id = self._new_id(plan) if length else ""
+        try:
+            [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
+        except StoreUnavailable as error:
+            return self._while_away(plan, id or self._new_id(plan), told, error, renew)
+        return self._made(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
+
+    async def reserve(
+        self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
+    ) -> AsyncPlace:
+        """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
+        plan, name = self._reservable(cost, key, priority, id)
+        remembered = id is not None or self._store.remote
+        grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        permit: AsyncPermit = self._made(plan, grant, name, (remembered, 0, None), False)
+        return AsyncPlace(permit, delay / SECOND)
+
+    async def _drive(self, flow: Flow) -> Any:
+        """Run a flow on the running event loop."""
+        import asyncio
+
+        store, keeper = self._store, self._keeper
+        mailbox: asyncio.Queue[int | None] | None = None
+        ticket = ""
+        answer: Any = None
+        sent = False
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    if isinstance(effect, Execute):
+                        if mailbox is None and getattr(effect.command, "waits", False):
+                            mailbox = asyncio.Queue()
+                            ticket = effect.command.id  # type: ignore[attr-defined]
+                            tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
+                            store.listen(ticket, tell)
+                            keeper.attend(self.name, ticket, tell)
+                        answer = await self._outage.guard_async(store, effect.command)
+                        sent = True
+                    elif isinstance(effect, AwaitWake):
+                        assert mailbox is not None
+                        try:
+                            async with asyncio.timeout(None if effect.delay is None else effect.delay / SECOND):
+                                answer = await mailbox.get()
+                        except TimeoutError:
+                            answer = flows.TIMED_OUT
+                    elif isinstance(effect, Sleep):
+                        await asyncio.sleep(effect.delay / SECOND)
+                        answer = None
+                    else:
+                        if sent:
+                            self._undo(effect)
+                        answer = None
+                except StillAway as error:
+                    effect = flow.throw(error)
+                except BaseException as error:
+                    sent = True  # for all one knows
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(answer)
+        except StopIteration as done:
+            return done.value
+        finally:
+            if mailbox is not None:
+                store.unlisten(ticket)
+                keeper.dismiss(self.name, ticket)
+
+    def _gone(self, ticket: str) -> Callable[[], None]:
+        """Takes a ticket out of the line whose event loop was closed under it."""
+
+        def gone() -> None:
+            self._store.unlisten(ticket)
+            self._keeper.dismiss(self.name, ticket)
+            self._keeper.later(Cancel(self._policy, ticket))
+
+        return gone
+
+    async def _run(self, command: Command) -> Any:
+        return checked(await self._outage.guard_async(self._store, command))
+
+    async def _run_on(self, store: Store, command: Command) -> Any:
+        [reply] = await store.aexecute([command])
+        return checked(reply)
+
+    async def _settle(self, permit: BasePermit, command: Command) -> Any:
+        try:
+            if permit._store.instant:
+                return permit._store.decide(command)
+            return await self._run(command)
+        except StoreUnavailable:
+            keeper_of(permit._store).later(command)
+            return SETTLED_LATER
+        except BaseException:
+            # Cancelled on the way: whether it arrived is unknown, and ending twice is harmless.
+            keeper_of(permit._store).later(command)
+            raise
+
+    # --- looking and changing ------------------------------------------------------------------------------------
+
+    async def usage(self, key: Key | None = None) -> Usage:
+        """How full each limit is, and how many wait. With a key, also the limits by that key."""
+        return self._usage_of(await self._run(self._peek_key(key)))
+
+    async def holders(self) -> list[Holder]:
+        """The live leases, the oldest first."""
+        return self._holders_of(await self._run(Peek(self._policy, leases=True)))
+
+    async def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
+        """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
+        return self._explanation_of(await self._run(self._question(cost, key, priority)))
+
+    async def release(self, permit_id: str, outcome: str = "ok", retry_after: float | None = None) -> bool:
+        """End a permit by its id, from any process. Returns False when there was none to end."""
+        return not (await self._run(self._release_of(permit_id, outcome, retry_after))).lost
+
+    async def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
+        """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""
+        await self._run(self._override(name, value, key))
+
+    async def clear_limit(self, name: str, key: Key | None = None) -> None:
+        """End an override."""
+        await self._run(self._own_value(name, key))
+
+    async def overrides(self) -> list[Override]:
+        """The overrides in force."""
+        return list((await self._run(Peek(self._policy))).overrides)
+
+    async def pause(self, seconds: Duration, reason: str = "") -> None:
+        """No new grants for so long."""
+        await self._run(self._pause_for(seconds, reason))
+
+    async def resume(self) -> None:
+        """End a pause."""
+        await self._run(Pause(self.name, 0))
+
+    async def reset(self, limit: str | None = None) -> None:
+        """Forget all that counts, or what counts on one limit. Late releases of what was held change nothing."""
+        await self._run(self._reset_of(limit))
+
+    def limited(self, cost: Cost = 1, **ask: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator: every call of the coroutine function takes a permit first."""
+        from functools import wraps
+
+        self._policy.plan(cost, ask.get("key"), ask.get("priority"))  # a mistake shows where it is written
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                async with self.acquire(cost, **ask):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+
+def _teller(loop: Any, mailbox: Any, gone: Callable[[], None]) -> Callable[[int | None], None]:
+    """Puts into an asyncio queue from any thread; calls `gone` when the loop has ended, and its waiter with it."""
+
+    def tell(delay: int | None) -> None:
+        try:
+            loop.call_soon_threadsafe(mailbox.put_nowait, delay)
+        except RuntimeError:
+            gone()
+
+    return tell

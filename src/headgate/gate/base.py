@@ -1,0 +1,360 @@
+"""What both gates are made of: the policy, the store, and all that does not wait."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+
+from .. import duration, flows
+from ..commands import Admit, Configure, Pause, Peek, Release, Reset, admit
+from ..errors import HeadgateError, InvalidInput, StoreUnavailable
+from ..events import emit
+from ..limits import Concurrency, positive
+from ..model import SECOND, Ended, Explanation, Holder, Refusal, Usage, Wait
+from ..plan import CLAIM, PATIENCE, Policy, check_key
+from ..stores import open_store
+from .keeper import keeper_of
+from .outage import Outage
+from .permit import NOT_LEASED, UNTRACKED, hand_out
+from .quick import asking, numbers, places
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from ..commands import Granted
+    from ..flows import Flow, Undo
+    from ..limits import Limit
+    from ..model import Snapshot
+    from ..plan import Plan
+    from ..sources import Refresher
+    from ..stores.base import Store
+    from .permit import BasePermit, Told
+    from .quick import Ask
+
+    Duration = str | int | float
+    Cost = float | Mapping[str, float]
+    Key = Mapping[str, str]
+
+
+#: The cost that is not said. CPython has one object for the int 1, and another for True, which is no cost.
+ONE = 1
+
+
+def steady() -> int:
+    """A steady clock of this process, in microseconds: for time-outs, never for decisions."""
+    return monotonic_ns() // 1000
+
+
+#: The answer to a release that the store will be told of later.
+SETTLED_LATER = Ended()
+
+
+def checked(reply: Any) -> Any:
+    """The reply, or the error that stands in its place."""
+    if isinstance(reply, BaseException):
+        raise reply
+    return reply
+
+
+def _tell_of_loss(gate: str) -> None:
+    emit("state_lost", gate)
+
+
+class BaseGate:
+    """What both gates are made of, and everything that does not wait."""
+
+    _permit: type[BasePermit]
+
+    def __init__(
+        self,
+        name: str,
+        limits: Iterable[Limit],
+        store: str | Store = "memory://",
+        waiting: str = "line",
+        priorities: Mapping[str, float] | None = None,
+        on_store_error: str = "closed",
+        max_delay: Duration | None = None,
+        patience: Duration | None = None,
+        claim: Duration | None = None,
+        sources: Mapping[str, Refresher] | None = None,
+    ) -> None:
+        self.name = name
+        self._timings = {
+            "patience": PATIENCE if patience is None else duration.parse(patience, what="patience"),
+            "claim": CLAIM if claim is None else duration.parse(claim, what="claim"),
+        }
+        self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **self._timings))
+        if max_delay is not None and waiting != "promise":
+            raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
+        self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
+        # What is neither is refused by open_store, with what would be right.
+        self._store: Store = open_store(store) if not hasattr(store, "execute") else store  # type: ignore[assignment]
+        self._store.on_loss = _tell_of_loss
+        #: A store in this process may be called without a command object.
+        self._call = self._store.caller(name)
+        self._keeper = keeper_of(self._store)
+        self._prepare()
+        self._outage = Outage(name, on_store_error)
+        self._sources = dict(sources or {})
+        if self._sources:
+            self._refresh()
+            self._keeper.refresh(self._refresh)
+
+    def _use(self, policy: Policy) -> None:
+        self._policy = policy
+        #: Of an ask that says nothing but its key, and the plan of one that does not say that either.
+        self._model = policy.model() if len(policy.units) == 1 else None
+        self._plan = None if self._model is None else self._model.whole
+        self._short_way = policy.waiting == "line"
+
+    def _prepare(self) -> None:
+        """Make such an ask ready where that can be done (see `quick`); None: go the usual way."""
+        self._ready: Ask | None = None
+        if (model := self._model) is not None:
+            self._ready = self._store.prepared(self.name, lambda here: asking(self, here, model))
+        self._quick = None if self._plan is None else self._ready
+
+    def _refresh(self) -> float:
+        """Read the sources of limits again; a value that changed makes a new policy. Returns seconds until the next."""
+        limits = []
+        changed = []
+        pause = 3600.0
+        for limit in self._policy.limits:
+            refresher = self._sources.get(limit.name)
+            if refresher is not None:
+                value = refresher.value()
+                pause = min(pause, refresher.every)
+                if value != limit.limit:
+                    limit = limit.with_limit(value)
+                    changed.append(limit)
+            limits.append(limit)
+        if changed:
+            policy = self._policy
+            fresh = Policy(policy.name, limits, waiting=policy.waiting, priorities=policy.priorities, **self._timings)
+            self._use(fresh)
+            self._prepare()
+            for limit in changed:
+                emit("value_changed", self.name, limit=limit.name, value=limit.limit)
+        return pause
+
+    # --- what an ask needs ---------------------------------------------------------------------------------------
+
+    def _plan_for(self, cost: Cost, key: Key | None, priority: str | None) -> Plan:
+        model = self._model
+        if cost is ONE and priority is None and model is not None:
+            if key is None and model.whole is not None:
+                return model.whole
+            return model.plan_for(key)
+        return self._policy.plan(cost, key, priority)
+
+    def _lease_for(self, plan: Plan, lease: Duration | None) -> int:
+        if lease is None:
+            return plan.lease
+        if not plan.lease:
+            raise InvalidInput(f"gate {self.name!r} has no concurrency limit, so there is nothing to lease")
+        length = duration.parse(lease, what="lease")
+        if length < 10_000:
+            raise InvalidInput(
+                f"gate {self.name!r}: a lease below 10 ms cannot be renewed in time, and {lease!r} is that"
+            )
+        return length
+
+    def _new_id(self, plan: Plan) -> str:
+        if plan.lane:
+            return f"{self._store.session}-{next(numbers)}~{plan.lane}"
+        return f"{self._store.session}-{next(numbers)}"
+
+    def _flow(
+        self,
+        plan: Plan,
+        id: str | None,
+        holder: str | None,
+        lease: Duration | None,
+        wait: int | None,
+    ) -> tuple[Flow, str, Told]:
+        """The flow of an ask that waits for at most `wait` microseconds, its id, and what the permit must know."""
+        remembered = id is not None or self._store.remote
+        name = self._new_id(plan) if id is None else check_key("id", id)
+        told = (remembered, self._lease_for(plan, lease), checked_holder(holder))
+        flow = flows.acquire(
+            plan,
+            name,
+            self._store.session,
+            steady,
+            holder=told[2],
+            lease=told[1],
+            remembered=remembered,
+            timeout=wait,
+            max_delay=self._max_delay,
+        )
+        return flow, name, told
+
+    def _ask_now(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
+        """The short way, where the store answers in this thread: a permit, or the reply that is none."""
+        if plan.model is self._model and self._ready is not None and holder is None and lease is None and renew is True:
+            reply = self._ready(*places(plan))
+            if reply is not None:
+                return reply
+        length = plan.lease if lease is None else self._lease_for(plan, lease)
+        id = ""
+        if length:
+            id = self._new_id(plan) if plan.lane else f"{self._store.session}-{next(numbers)}"
+        if holder is not None:
+            checked_holder(holder)
+        try:
+            if self._call is not None:
+                reply = self._call(admit, plan, id, holder, length)
+            else:
+                reply = self._store.decide(Admit(plan, id, holder, length))
+        except StoreUnavailable as error:
+            told = (False, length, holder)
+            return self._while_away(plan, id or self._new_id(plan), told, error, renew)
+        if reply.__class__ is not tuple:
+            return reply
+        if not length:
+            return hand_out(self._permit, self, plan, reply, "", NOT_LEASED)
+        permit = hand_out(self._permit, self, plan, reply, id, (False, length, holder))
+        if renew:
+            keeper = self._keeper  # as in Keeper.watch
+            keeper.young[id] = permit
+            if keeper.parked or length < keeper.shortest:
+                keeper.watch(permit, length)
+        return permit
+
+    def _made(self, plan: Plan, grant: Granted, id: str, told: Told, renew: bool, store: Store | None = None) -> Any:
+        permit = hand_out(self._permit, self, plan, grant, id, told)
+        if store is not None:
+            permit._store = store
+        if told[1] and renew:
+            keeper_of(permit._store).watch(permit, told[1])
+        return permit
+
+    def _while_away(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool = True) -> Any:
+        """What the gate was told to do while its store is away: raise, let pass, or use a share of its own."""
+        away = self._outage.began(error)
+        if away == "closed":
+            raise error
+        if away == "open":
+            emit("passed_open", self.name, error=str(error))
+            permit = self._made(plan, (0, 0, 0, False), id, told, renew=False)
+            permit._state = UNTRACKED
+            return permit
+        store, policy = self._outage.local(self._policy)
+        mine = policy.plan_of(plan.ref)
+        reply = store.decide(Admit(mine, id, told[2], told[1]))
+        if isinstance(reply, tuple):
+            return self._made(mine, reply, id, told, renew, store)
+        return reply
+
+    # --- what the drivers share ----------------------------------------------------------------------------------
+
+    def _usage_of(self, snapshot: Snapshot) -> Usage:
+        return Usage(
+            gate=self.name,
+            limits=snapshot.limits,
+            waiting=snapshot.waiting,
+            paused_until=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
+            pause_reason=snapshot.pause_reason,
+            seq=snapshot.seq,
+        )
+
+    def _holders_of(self, snapshot: Snapshot) -> list[Holder]:
+        names: list[str | None] = [*self._policy.priorities] or [None]
+        return [
+            Holder(
+                id=id,
+                holder=holder,
+                key=key,
+                since=(snapshot.now - at) / SECOND,
+                expires=(expires - snapshot.now) / SECOND,
+                priority=names[rank] if rank < len(names) else None,
+            )
+            for id, holder, key, at, expires, rank in snapshot.leases
+        ]
+
+    def _explanation_of(self, snapshot: Snapshot) -> Explanation:
+        decision = snapshot.decision
+        after: float | None = 0.0
+        limit, reason = None, "it would go now"
+        if isinstance(decision, Refusal):
+            after, limit, reason = None, decision.limit, decision.reason
+        elif isinstance(decision, Wait):
+            after, limit = decision.retry_after, decision.limit
+            reason = {
+                "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
+                "line": f"{snapshot.waiting} wait before it",
+            }.get(decision.reason, f"limit {limit!r} is used up")
+        return Explanation(
+            gate=self.name,
+            granted=decision is None,
+            after=after,
+            limit=limit,
+            reason=reason,
+            limits=snapshot.limits,
+            holders=tuple(self._holders_of(snapshot)),
+            waiting=snapshot.waiting,
+        )
+
+    def _undo(self, effect: Undo) -> None:
+        """On the way out: at once where the store answers at once, else in the background."""
+        if self._store.remote or self._outage.away:
+            self._keeper.later(effect.command)
+            return
+        try:
+            self._store.execute([effect.command])
+        except HeadgateError:
+            self._keeper.later(effect.command)
+
+    def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:
+        return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
+
+    def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None) -> Release:
+        if not isinstance(permit_id, str) or not permit_id:
+            raise InvalidInput(f"gate {self.name!r}: a permit is released by its id (permit.id), not by {permit_id!r}")
+        delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
+        return Release(self._policy, permit_id, outcome, delay)
+
+    def _peek_key(self, key: Key | None) -> Peek:
+        if key is None:
+            return Peek(self._policy)
+        plan = self._policy.plan(dict.fromkeys(self._policy.units, 1.0), key, None)
+        return Peek(self._policy, plan=plan)
+
+    def _override(self, name: str, value: float, key: Key | None) -> Configure:
+        member = self._policy.member(name, key)
+        value = positive(f"gate {self.name!r}: the limit {name!r}", value)
+        if isinstance(self._policy.limit(name), Concurrency) and value != int(value):
+            raise InvalidInput(f"gate {self.name!r}: limit {name!r} is a whole number of slots, not {value!r}")
+        return Configure(self.name, member, value)
+
+    def _own_value(self, name: str, key: Key | None) -> Configure:
+        return Configure(self.name, self._policy.member(name, key), None)
+
+    def _pause_for(self, seconds: Duration, reason: str) -> Pause:
+        return Pause(self.name, duration.parse(seconds, what="pause"), str(reason)[:200])
+
+    def _reset_of(self, limit: str | None) -> Reset:
+        if limit is not None:
+            self._policy.limit(limit)
+        return Reset(self.name, limit)
+
+    def _reservable(self, cost: Cost, key: Key | None, priority: str | None, id: str | None) -> tuple[Plan, str]:
+        if self._policy.waiting != "promise":
+            raise InvalidInput(
+                f"gate {self.name!r} has a line, so nobody can say when a turn comes: acquire() waits for it; "
+                f"reserve() is for gates made with waiting='promise'"
+            )
+        plan = self._plan_for(cost, key, priority)
+        return plan, self._new_id(plan) if id is None else check_key("id", id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={self._store.url!r})"
+
+
+def checked_holder(holder: str | None) -> str | None:
+    if holder is None:
+        return None
+    if not isinstance(holder, str) or not 0 < len(holder) <= 200 or not holder.isprintable():
+        raise InvalidInput(f"a holder is a short name for people, 1 to 200 printable characters, not {holder!r}")
+    return holder

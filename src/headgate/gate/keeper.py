@@ -1,0 +1,272 @@
+"""What goes on in the background of a process: leases are renewed, tickets keep their places, sources are read again.
+
+One daemon thread per store, started by the first lease or ticket. It parks itself when there is nothing to keep, does not
+hold a process open, and begins anew in the child of a fork (a parent's leases are the parent's).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from time import monotonic
+
+from ..commands import Renew
+from ..errors import HeadgateError
+from ..events import emit
+from ..model import NEVER, SECOND
+from ..stores.base import at_fork
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..commands import Command
+    from ..stores.base import Store
+    from .permit import BasePermit
+
+#: How often a process with waiters is heard of: this many seconds per process in line, so that a gate hears somebody
+#: about three times a second however many wait, and each of them well within its session's 10 s.
+BEAT_PER_SESSION, BEAT_LEAST, BEAT_MOST = 0.3, 1.0, 3.3
+
+#: No lease is longer: whoever comes to a keeper that is parked has the shortest.
+LONGEST = NEVER
+
+#: Seconds after which a keeper without anything to keep lets its thread go.
+PARKED = 5.0
+
+
+class Keeper:
+    """Keeps the leases and tickets of one process alive in one store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._begin()
+        at_fork.add(self)
+
+    def begin_in_child(self) -> None:
+        # The child has copies of its parent's permits. Leaving a block there must not end what the parent goes on with.
+        for permit in (*self.young.values(), *(found() for found, _ in self.live.values())):
+            if permit is not None:
+                permit.disown()
+        self._begin()
+
+    def _begin(self) -> None:
+        #: Permits by id that came since the last look: most are gone before the next, and a weak reference costs as much as
+        #: all else that is done for a lease here.
+        self.young: dict[str, BasePermit] = {}
+        #: The others, with their gates; weak, so that one that was dropped is not renewed for ever.
+        self.live: dict[str, tuple[weakref.ref[BasePermit], str]] = {}
+        self._due: dict[str, float] = {}
+        self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
+        self._later: list[Command] = []
+        self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
+        self._refresh_at: dict[int, float] = {}
+        self.shortest = LONGEST
+        self._beat = BEAT_LEAST
+        self._next_beat = 0.0
+        self._awake_at = 0.0
+        self.parked = True
+        self._bell = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # --- what others call ---------------------------------------------------------------------------------------
+
+    def watch(self, permit: BasePermit, length: int) -> None:
+        """Renew this permit's lease (of `length` microseconds) until it ends."""
+        self.young[permit.id] = permit
+        if length < self.shortest or self.parked:
+            self.shortest = min(length, self.shortest)
+            self.ring()
+
+    def unwatch(self, id: str) -> None:
+        if self.young.pop(id, None) is None:
+            self.live.pop(id, None)
+
+    def attend(self, gate: str, ticket: str, listener: Callable[[int | None], None]) -> None:
+        """Keep a ticket's place, and tell its waiter what the heartbeat finds out."""
+        self._tickets.setdefault(gate, {})[ticket] = listener
+        soon = monotonic() + BEAT_LEAST
+        if self.parked or self._awake_at > soon:
+            # It sleeps for longer than a ticket may go unheard of: have it look, and beat once the ticket stands.
+            self._next_beat = max(self._next_beat, soon)
+            self.ring()
+
+    def dismiss(self, gate: str, ticket: str) -> None:
+        mine = self._tickets.get(gate)
+        if mine is not None:
+            mine.pop(ticket, None)
+
+    def later(self, command: Command) -> None:
+        """Have a command decided soon, and again until the store can be reached."""
+        self._later.append(command)
+        self.ring()
+
+    def refresh(self, read: Callable[[], float]) -> None:
+        """Call a bound method now and then; it returns the seconds until the next time."""
+        key = id(read.__self__)  # type: ignore[attr-defined]
+        self._refresh[key] = weakref.WeakMethod(read)
+        self._refresh_at[key] = 0.0
+        self.ring()
+
+    def ring(self) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="headgate-keeper", daemon=True)
+                self.parked = False
+                self._thread.start()
+        self._bell.set()
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            now = monotonic()
+            try:
+                self._tick(now)
+            except HeadgateError:
+                # The store is away; leases are renewed when it is back, if that is in time.
+                self._next_beat = now + BEAT_LEAST
+            except Exception:
+                # A bug, in a source or in ours. It must not cost this process all of its leases and places: tell, go on.
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                self._next_beat = now + BEAT_LEAST
+            if self.young or self.live or any(self._tickets.values()) or self._later or self._refresh:
+                idle = 0
+            else:
+                idle += 1
+            if idle > 2:
+                self.shortest = LONGEST
+                self.parked = True
+                # Whoever came between the look above and this line has not rung.
+                came = self.young or self.live or any(self._tickets.values()) or self._later
+                if not came and not self._bell.wait(PARKED) and self._leave():
+                    return
+                self.parked = False
+                idle = 0
+            else:
+                now = monotonic()
+                pause = self._pause(now)
+                self._awake_at = now + pause
+                self._bell.wait(pause)
+            self._bell.clear()
+
+    def _leave(self) -> bool:
+        """Nobody has come for long: the thread ends, and the next who comes starts another."""
+        with self._starting:
+            if self._bell.is_set() or self.young or self.live or self._later:
+                return False
+            self._thread = None
+            return True
+
+    def _pause(self, now: float) -> float:
+        pause = min(5.0, self.shortest / 6 / SECOND)
+        if any(self._tickets.values()):
+            pause = min(pause, max(0.0, self._next_beat - now))
+        if self._later:
+            pause = min(pause, 0.25)
+        for due in self._refresh_at.values():
+            pause = min(pause, max(0.01, due - now))
+        return pause
+
+    def _tick(self, now: float) -> None:
+        for key, due in list(self._refresh_at.items()):
+            if due <= now:
+                read = self._refresh[key]()
+                if read is None:
+                    del self._refresh[key], self._refresh_at[key]
+                else:
+                    self._refresh_at[key] = now + read()
+        while self._later:
+            self.store.execute([self._later[0]])
+            del self._later[0]
+        leases = self._leases(now)
+        beating = now >= self._next_beat
+        gates = set(leases) | ({gate for gate, mine in list(self._tickets.items()) if mine} if beating else set())
+        if not gates:
+            return
+        commands = []
+        for gate in gates:
+            tickets = tuple(self._tickets.get(gate, ())) if beating else ()
+            rows = tuple(permit.lease_row() for permit in leases.get(gate, ()))
+            commands.append(Renew(gate, rows, self.store.session if tickets else "", tickets))
+        replies = self.store.execute(commands)
+        sessions = 0
+        for command, pulse in zip(commands, replies, strict=True):
+            if isinstance(pulse, BaseException):
+                continue
+            sessions = max(sessions, pulse.sessions)
+            for permit in leases.get(command.gate, ()):
+                self._renewed(permit, pulse.expires[permit.id], now)
+            self._told(command.gate, pulse)
+        if beating:
+            self._beat = min(max(sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST)
+            self._next_beat = now + self._beat
+
+    def _leases(self, now: float) -> dict[str, list[BasePermit]]:
+        """The permits that are due for renewal, by gate."""
+        due: dict[str, list[BasePermit]] = {}
+        for id in list(self.young):
+            fresh = self.young.get(id)
+            if fresh is not None:
+                self.live[id] = (weakref.ref(fresh), fresh.gate_name)
+                del fresh
+                if self.young.pop(id, None) is None:  # it ended at this very moment
+                    self.live.pop(id, None)
+        for id, (found, gate) in list(self.live.items()):
+            permit = found()
+            if permit is None:
+                if self.live.pop(id, None) is not None:
+                    emit("permit_dropped", gate, id=id)
+                self._due.pop(id, None)
+                continue
+            third = permit.lease_seconds / 3
+            at = self._due.setdefault(id, now + third / 2)
+            if at <= now:
+                due.setdefault(permit.gate_name, []).append(permit)
+                self._due[id] = now + third - min(5.0, self.shortest / 6 / SECOND)
+        for id in self._due.keys() - self.live.keys():
+            del self._due[id]
+        return due
+
+    def _renewed(self, permit: BasePermit, expires: int, now: float) -> None:
+        if expires:
+            permit.lease_moved(expires)
+        elif self.live.pop(permit.id, None) is not None:
+            permit.lease_gone()
+
+    def _told(self, gate: str, pulse: Any) -> None:
+        mine = self._tickets.get(gate, {})
+        for ticket in (*pulse.called, *pulse.unknown):
+            listener = mine.get(ticket)
+            if listener is not None:
+                listener(None)
+        listener = mine.get(pulse.timer)
+        if listener is not None:
+            listener(max(0, min(pulse.timer_at - pulse.now, 3600 * SECOND)))
+
+
+_lock = threading.Lock()
+
+
+def keeper_of(store: Store) -> Keeper:
+    """The one keeper of a store in this process. It is kept with the store, and goes with it."""
+    keeper: Keeper | None = getattr(store, "keeper", None)
+    if keeper is None:
+        with _lock:
+            keeper = getattr(store, "keeper", None)
+            if keeper is None:
+                keeper = store.keeper = Keeper(store)
+    return keeper
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

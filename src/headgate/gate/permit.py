@@ -1,0 +1,389 @@
+"""What a granted ask holds, until it ends with an outcome. `Permit` and `AsyncPermit` differ in how they wait, only."""
+
+from __future__ import annotations
+
+from ..commands import Pause, Renew, Settle, end
+from ..errors import InvalidInput, LeaseLost
+from ..events import emit
+from ..model import OUTCOMES, SECOND, Ended
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Any, TypeVar
+
+    from ..commands import Granted
+    from ..plan import Plan
+    from ..stores.base import Store
+    from .aio import AsyncGate
+    from .base import BaseGate
+    from .quick import Finish
+    from .sync import Gate
+
+    AnyPermit = TypeVar("AnyPermit", bound="BasePermit")
+
+    #: Whether the id is on record, the length of the lease in microseconds, and the holder.
+    Told = tuple[bool, int, str | None]
+
+LIVE, ENDED, UNTRACKED = 0, 1, 2
+NOT_LEASED: Told = (False, 0, None)
+
+_new = object.__new__
+
+
+class BasePermit:
+    """One admission. Its times are the store's; what it shows is in seconds. Made by `hand_out`."""
+
+    __slots__ = ("__dict__", "__weakref__", "_finish", "_gate", "_grant", "_plan", "_state", "_store", "_told", "id")
+
+    _gate: BaseGate
+    _store: Store
+    _plan: Plan
+    _grant: Granted
+    _state: int
+    #: Ends it with `ok` in one call where that was made ready, or says that it did not.
+    _finish: Finish | None
+    #: What the store was told; NOT_LEASED for most.
+    _told: Told
+    #: Identifies it in the store and in logs; `gate.release(id)` ends it from any process. Empty where it holds no lease
+    #: and nobody gave it one.
+    id: str
+
+    # What most permits never change is set on the class.
+    #: When it was confirmed, in the store's time.
+    _confirmed = 0
+    _reported: str | None = None
+    #: Seconds that the ask waited.
+    waited = 0.0
+    #: The lease ended before this holder let go of it: somebody else may have the slot.
+    lost = False
+
+    @property
+    def fence(self) -> int:
+        """Grows with every grant of a gate: hand it to a resource that should refuse an older holder's writes."""
+        return self._grant[2]
+
+    @property
+    def lease_expires(self) -> float | None:
+        """Epoch seconds (of the store's clock) at which the lease ends unless it is renewed; None without a lease."""
+        return self._grant[1] / SECOND if self._plan.lease else None
+
+    # --- for the keeper -----------------------------------------------------------------------------------------
+
+    @property
+    def gate_name(self) -> str:
+        return self._plan.policy.name
+
+    @property
+    def lease_seconds(self) -> float:
+        return self._told[1] / SECOND
+
+    def lease_row(self) -> tuple[Any, ...]:
+        """What `Renew` needs to know of it."""
+        at, _, fence, _ = self._grant
+        return (self._plan, self.id, at, self._told[1], fence, self._told[2])
+
+    def lease_moved(self, expires: int) -> None:
+        at, _, fence, worth = self._grant
+        self._grant = (at, expires, fence, worth)
+
+    def disown(self) -> None:
+        """It is another process's: here it ends without telling the store."""
+        self._state = UNTRACKED
+
+    def lease_gone(self) -> None:
+        if self._state == LIVE and not self.lost:
+            self.lost = True
+            emit("lease_lost", self.gate_name, id=self.id, holder=self._told[2])
+
+    # --- what both ways of waiting share ------------------------------------------------------------------------
+
+    def _quick_end(self) -> Ended | None:
+        """The commonest end of a lease, `ok`, where it is one call. None: go the long way."""
+        gate = self._gate
+        call = gate._call
+        if call is None or self._confirmed or self._told[0] or not self._plan.lease or self._store is not gate._store:
+            return None
+        self._state = ENDED
+        gate._keeper.unwatch(self.id)
+        grant = self._grant
+        return call(end, self._plan, self.id, grant[0], grant[3])  # type: ignore[no-any-return]
+
+    def _ending(self, outcome: str, retry_after: float | None) -> Settle | None:
+        """The command that ends it, or None when the store need not know."""
+        if outcome not in OUTCOMES:
+            raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
+        if self._state:
+            return None
+        if outcome == "unsent" and self._confirmed:
+            raise InvalidInput(f"permit {self.id!r} was confirmed: the upstream has counted it, so it was sent")
+        delay = 0
+        if retry_after is not None:
+            delay = _delay(retry_after)
+        self._state = ENDED
+        plan = self._plan
+        if plan.lease:
+            self._gate._keeper.unwatch(self.id)
+        elif not self._worth_telling(outcome, delay):
+            return None
+        at, _, _, worth = self._grant
+        return Settle(plan, at, self.id, outcome, self._told[0], delay, None, self._confirmed, worth)
+
+    def _worth_telling(self, outcome: str, delay: int) -> bool:
+        if outcome == "unsent" or delay:
+            return True
+        return outcome not in ("error", "unsent") and self._grant[3] and not self._confirmed
+
+    def _ended(self, reply: Any, outcome: str) -> bool:
+        if reply.lost:
+            self.lease_lost_at_end()
+        if reply.adapted:
+            emit("adapted", self.gate_name, outcome=outcome)
+        return not self.lost
+
+    def lease_lost_at_end(self) -> None:
+        if not self.lost:
+            self.lost = True
+            emit("lease_lost", self.gate_name, id=self.id, holder=self._told[2])
+
+    def _confirmation(self) -> Settle | None:
+        # Whoever says it has reason to, also where a release would not have been worth a round trip at the grant.
+        if self._state or self._confirmed or not any(step[0].confirmable for step in self._plan.steps):
+            return None
+        self._finish = None
+        return Settle(self._plan, self._grant[0], self.id, None, self._told[0])
+
+    def _settlement(self, actual: Mapping[str, float]) -> Settle | None:
+        plan = self._plan
+        costs = dict(plan.ref[2])
+        if not hasattr(actual, "items"):
+            raise InvalidInput(
+                f"settle takes what it cost by unit, as in {{{next(iter(costs))!r}: 2.9}}, not {actual!r}"
+            )
+        for unit in actual:
+            if unit not in costs:
+                raise InvalidInput(f"permit {self.id!r} was charged in {', '.join(costs)}, not in {unit!r}")
+        fresh = plan.policy.plan_of(
+            (plan.ref[0], plan.rank, tuple(checked(plan, {**costs, **actual}).items()), plan.ref[3])
+        )
+        if self._state == UNTRACKED:
+            return None
+        if self._state == ENDED:
+            raise InvalidInput(f"permit {self.id!r} has ended; settle it before its block is left")
+        command = Settle(plan, self._grant[0], self.id, None, self._told[0], 0, dict(actual), self._confirmed)
+        self._plan = fresh
+        self._finish = None
+        return command
+
+    def _renewal(self) -> Renew:
+        if not self._plan.lease:
+            raise InvalidInput(f"permit {self.id!r} has no lease to renew: gate {self.gate_name!r} limits rates only")
+        return Renew(self.gate_name, (self.lease_row(),))
+
+    def _renewed(self, pulse: Any) -> float:
+        expires = pulse.expires[self.id]
+        if not expires:
+            self._gate._keeper.unwatch(self.id)
+            self.lease_lost_at_end()
+            raise LeaseLost(f"gate {self.gate_name!r}: the lease of permit {self.id!r} had already ended")
+        self.lease_moved(expires)
+        return float(expires / SECOND)
+
+    def _read(self, response: Any) -> tuple[str, Pause | None]:
+        from time import time
+
+        from ..report import read
+
+        report = read(response, time())
+        pause = None
+        if report.outcome != "ok":
+            self._reported = report.outcome
+        if report.retry_after:
+            delay = _delay(report.retry_after)
+            pause = Pause(self.gate_name, delay, f"upstream: {report.outcome}")
+        return report.outcome, pause
+
+    def _outcome(self, error: type[BaseException] | None) -> str:
+        if self._reported is not None:
+            return self._reported
+        return "ok" if error is None else "error"
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else ("live", "ended", "untracked")[self._state]
+        return f"<{type(self).__name__} {self.id or 'without id'} of gate {self.gate_name!r}, {state}>"
+
+
+def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Granted, id: str, told: Told) -> AnyPermit:
+    """A permit for a grant. Making one through its class would cost a third of a decision more."""
+    permit = _new(kind)
+    permit._gate = gate
+    permit._store = gate._store
+    permit._plan = plan
+    permit._grant = grant
+    permit._state = LIVE
+    permit._finish = None
+    permit._told = told
+    permit.id = id
+    return permit
+
+
+def checked(plan: Plan, costs: Mapping[str, float]) -> Mapping[str, float]:
+    """What something really cost may also be 0."""
+    positive = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
+    plan.policy._costs({**dict.fromkeys(plan.policy.units, 1), **positive})
+    return costs
+
+
+def _delay(seconds: float) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+        raise InvalidInput(f"retry_after is a number of seconds, not {seconds!r}")
+    return round(seconds * SECOND)
+
+
+class Permit(BasePermit):
+    """What `Gate.acquire` gives. Leaving its `with` block releases it; an exception there releases it with `error`."""
+
+    __slots__ = ()
+    _gate: Gate
+
+    def release(self, outcome: str = "ok", retry_after: float | None = None) -> bool:
+        """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
+        if outcome == "ok" and retry_after is None and not self._state:
+            if (finish := self._finish) is not None and finish(self.id):
+                self._state = ENDED
+                return True
+            if not self._grant[3] and not self._plan.lease:
+                self._state = ENDED  # nobody needs to know
+                return True
+            if (reply := self._quick_end()) is not None:
+                return self._ended(reply, "ok") if reply.lost else True
+        command = self._ending(outcome, retry_after)
+        return not self.lost if command is None else self._ended(self._gate._settle(self, command), outcome)
+
+    def confirm(self) -> None:
+        """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
+        command = self._confirmation()
+        if command is not None:
+            self._confirmed = self._gate._settle(self, command).at
+
+    def settle(self, actual: Mapping[str, float]) -> None:
+        """Charge what it really cost, by unit: the difference is given back or charged."""
+        command = self._settlement(actual)
+        if command is not None:
+            self._gate._settle(self, command)
+
+    def renew(self) -> float:
+        """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
+        return self._renewed(self._gate._run_on(self._store, self._renewal()))
+
+    def report(self, response: Any) -> str:
+        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went. Returns the outcome."""
+        outcome, pause = self._read(response)
+        if pause is not None:
+            self._gate._settle(self, pause)
+        if outcome != "error":
+            self.confirm()
+        return outcome
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish = self._finish  # as in `release`
+        if kind is None and finish is not None and self._reported is None and not self._state and finish(self.id):
+            self._state = ENDED
+        else:
+            self.release(self._outcome(kind))
+
+
+class AsyncPermit(BasePermit):
+    """What `AsyncGate.acquire` gives. Like `Permit`, to be awaited."""
+
+    __slots__ = ()
+    _gate: AsyncGate
+
+    async def release(self, outcome: str = "ok", retry_after: float | None = None) -> bool:
+        """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
+        if outcome == "ok" and retry_after is None and not self._state:
+            if (finish := self._finish) is not None and finish(self.id):
+                self._state = ENDED
+                return True
+            if not self._grant[3] and not self._plan.lease:
+                self._state = ENDED  # nobody needs to know
+                return True
+            if (reply := self._quick_end()) is not None:
+                return self._ended(reply, "ok") if reply.lost else True
+        command = self._ending(outcome, retry_after)
+        return not self.lost if command is None else self._ended(await self._gate._settle(self, command), outcome)
+
+    async def confirm(self) -> None:
+        """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
+        command = self._confirmation()
+        if command is not None:
+            self._confirmed = (await self._gate._settle(self, command)).at
+
+    async def settle(self, actual: Mapping[str, float]) -> None:
+        """Charge what it really cost, by unit: the difference is given back or charged."""
+        command = self._settlement(actual)
+        if command is not None:
+            await self._gate._settle(self, command)
+
+    async def renew(self) -> float:
+        """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
+        return self._renewed(await self._gate._run_on(self._store, self._renewal()))
+
+    async def report(self, response: Any) -> str:
+        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went. Returns the outcome."""
+        outcome, pause = self._read(response)
+        if pause is not None:
+            await self._gate._settle(self, pause)
+        if outcome != "error":
+            await self.confirm()
+        return outcome
+
+    async def __aenter__(self) -> AsyncPermit:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release(self._outcome(kind))
+
+
+class Place:
+    """A promised time. `delay` is the seconds from the answer to it; `permit` is what may be used then."""
+
+    __slots__ = ("delay", "permit")
+
+    def __init__(self, permit: Permit, delay: float) -> None:
+        self.permit = permit
+        self.delay = delay
+
+    @property
+    def id(self) -> str:
+        return self.permit.id
+
+    def cancel(self) -> None:
+        """Give it back. Before its time, as if it had never been asked for."""
+        self.permit.release("unsent")
+
+
+class AsyncPlace:
+    """A promised time. `delay` is the seconds from the answer to it; `permit` is what may be used then."""
+
+    __slots__ = ("delay", "permit")
+
+    def __init__(self, permit: AsyncPermit, delay: float) -> None:
+        self.permit = permit
+        self.delay = delay
+
+    @property
+    def id(self) -> str:
+        return self.permit.id
+
+    async def cancel(self) -> None:
+        """Give it back. Before its time, as if it had never been asked for."""
+        await self.permit.release("unsent")

@@ -1,0 +1,249 @@
+"""The commonest asks and endings, made ready: where the state is in this process, each is one call.
+
+The rules are in `Admit` and `Settle`. What is here leaves the same records sooner, for asks that cost 1, say nothing but
+their key, and must pass at most one rate and one limit of slots, while nobody waits and nothing is paused or overridden.
+Whatever is unusual is left to those two, untouched; `tests/test_fast_path.py` holds them together.
+
+Locking looks the same everywhere: `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so
+that is inside the `try`, and a lock that knows its owner tells whether it was taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ..commands.base import REAP_MASK
+from ..limits import Bucket
+from ..model import Wait
+from .permit import LIVE, NOT_LEASED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..plan import Model, Plan
+    from ..stores.base import Here
+    from .base import BaseGate
+    from .permit import BasePermit
+
+    Ask = Callable[..., BasePermit | Wait | None]
+    Finish = Callable[[str], bool]
+
+numbers = itertools.count()
+
+_new = object.__new__
+
+
+def asking(gate: BaseGate, here: Here, model: Model) -> Ask | None:
+    """An ask of this model as a function of what its key decides; without a key it is called with nothing.
+
+    It gives a permit, or the moment for which it has to wait; None: ask the usual way.
+    """
+    if not model.plain or model.others or len(model.slots) > 1:
+        return None
+    if model.slots:
+        return _of_slot(gate, here, model)
+    return _of_bucket(gate, here, model) if isinstance(model.rows[0][0], Bucket) else _of_rate(gate, here, model)
+
+
+def places(plan: Plan) -> tuple[Plan, str, str, str]:
+    """What the key of a plan decides: where its rate and its slots are counted, and how its ids end."""
+    return (
+        plan,
+        plan.final[1] if plan.final is not None else "",
+        plan.slots[0][0] if plan.slots else "",
+        f"~{plan.lane}" if plan.key and plan.lease else "",
+    )
+
+
+def _of_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
+    records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
+    kind, store = gate._permit, gate._store
+    assert model.final is not None
+    take, name = model.final[0], model.rows[0][5]
+    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+
+    def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
+        try:
+            acquire()
+            now = ticks() // 1000 + offset
+            seq, last, rest = records.head
+            if rest is not None or not seq & REAP_MASK:
+                release()
+                return None
+            if now < last:
+                now = last
+            at = take(records, now, rate)
+            if at > 0:
+                release()
+                return Wait(at, name, 1, None, now)
+            seq += 1
+            records.head = (seq, now, None)
+            release()
+        except BaseException:
+            if owned():
+                release()
+            raise
+        permit = _new(kind)  # as in `hand_out`
+        permit._gate = gate
+        permit._store = store
+        permit._plan = plan
+        permit._grant = (now, 0, seq, at < 0)
+        permit._state = LIVE
+        permit._finish = None
+        permit._told = NOT_LEASED
+        permit.id = ""
+        return permit
+
+    return ask
+
+
+def _of_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
+    """`_of_rate` with `Bucket.taker` written out, for the commonest gate of all."""
+    records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
+    kind, store = gate._permit, gate._store
+    limit, _, _, cost, value, name, _, _ = model.rows[0]
+    assert isinstance(limit, Bucket)
+    assert model.final is not None
+    (usable, per_unit), drain, cost, take = limit.in_force(value), limit.drain, float(cost), model.final[0]
+    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+
+    def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
+        try:
+            acquire()
+            now = ticks() // 1000 + offset
+            seq, last, rest = records.head
+            states = records.states
+            state = states.get(rate)
+            if rest is not None or not seq & REAP_MASK or state is None or state[0] != "bucket":
+                release()
+                return None
+            if now < last:
+                now = last
+            _, used, last, held, _, promised, floor = state
+            elapsed = now - last
+            if (used + held + cost - usable) * per_unit > elapsed or promised or elapsed < 0 or floor is not None:
+                at = take(records, now, rate)
+                if at > 0:
+                    release()
+                    return Wait(at, name, 1, None, now)
+            else:
+                used -= elapsed / per_unit
+                states[rate] = ("bucket", used + cost if used > 0.0 else cost, now, held, drain, 0, None)
+            seq += 1
+            records.head = (seq, now, None)
+            release()
+        except BaseException:
+            if owned():
+                release()
+            raise
+        permit = _new(kind)  # as in `hand_out`
+        permit._gate = gate
+        permit._store = store
+        permit._plan = plan
+        permit._grant = (now, 0, seq, False)
+        permit._state = LIVE
+        permit._finish = None
+        permit._told = NOT_LEASED
+        permit.id = ""
+        return permit
+
+    return ask
+
+
+def _of_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
+    records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
+    kind, store, keeper, length, number = gate._permit, gate._store, gate._keeper, model.lease, numbers.__next__
+    take = None if model.final is None else model.final[0]
+    name = next((row[5] for row in model.rows if not row[0].leased), "")
+    most, told = int(model.slots[0][2]), (False, length, None)
+    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+    finish = _finishing(gate, here, where[1]) if whole else None
+
+    def ask(
+        plan: Any = whole, rate: str = where[0], slot: str = where[1], end: str = where[2]
+    ) -> BasePermit | Wait | None:
+        at = 0
+        try:
+            acquire()
+            now = ticks() // 1000 + offset
+            seq, last, rest = records.head
+            held = records.leases[slot]
+            state = records.states.get(slot)
+            # Occupancy is the number of leases. When in doubt whether one of them has expired, or whether this is the limit
+            # that was here before, the limit itself decides.
+            if (
+                rest is not None
+                or not seq & REAP_MASK
+                or len(held) > most
+                or state is None
+                or state[0] != "concurrency"
+            ):
+                release()
+                return None
+            if now < last:
+                now = last
+            if take is not None:
+                at = take(records, now, rate)
+                if at > 0:
+                    release()
+                    return Wait(at, name, 1, None, now)
+            seq += 1
+            records.head = (seq, now, None)
+            expires = now + length
+            id = f"{store.session}-{number()}{end}"
+            held[id] = (plan.ref, now, seq, None)  # `held.put`, for one that is not there yet
+            held.fresh[id] = expires
+            release()
+        except BaseException:
+            if owned():
+                release()
+            raise
+        permit = _new(kind)  # as in `hand_out`
+        permit._gate = gate
+        permit._store = store
+        permit._plan = plan
+        permit._grant = (now, expires, seq, at < 0)
+        permit._state = LIVE
+        permit._finish = None if at else finish
+        permit._told = told
+        permit.id = id
+        keeper.young[id] = permit  # as in `Keeper.watch`
+        if length < keeper.shortest:
+            keeper.watch(permit, length)
+        return permit
+
+    return ask
+
+
+def _finishing(gate: BaseGate, here: Here, slot: str) -> Finish:
+    """The end with `ok` of a permit that need not be confirmed, by its id. False: end it the usual way."""
+    records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
+    keeper = gate._keeper
+
+    def finish(id: str) -> bool:
+        try:
+            acquire()
+            now = ticks() // 1000 + offset
+            seq, last, rest = records.head
+            held = records.leases[slot]
+            scores = held.fresh
+            if id not in scores:
+                scores = held.scores
+            expires = scores.get(id, 0)
+            if rest is not None or not seq & REAP_MASK or expires <= now or expires <= last:
+                release()
+                return False
+            del held[id], scores[id]  # `held.delete`
+            records.head = (seq + 1, now if now > last else last, None)
+            release()
+        except BaseException:
+            if owned():
+                release()
+            raise
+        if keeper.young.pop(id, None) is None:  # `Keeper.unwatch`
+            keeper.live.pop(id, None)
+        return True
+
+    return finish

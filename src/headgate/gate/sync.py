@@ -1,0 +1,273 @@
+"""`Gate`: the driver for threads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic, sleep
+
+from .. import duration, flows
+from ..commands import Cancel, Pause, Peek
+from ..errors import Denied, HeadgateError, StoreUnavailable
+from ..flows import AwaitWake, Execute, Sleep, denied, granted
+from ..model import SECOND, Wait
+from .base import ONE, SETTLED_LATER, BaseGate, checked
+from .keeper import keeper_of
+from .outage import StillAway
+from .permit import Permit, Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..commands import Command
+    from ..flows import Flow
+    from ..model import Explanation, Holder, Override, Usage
+    from ..stores.base import Store
+    from .base import Cost, Duration, Key
+    from .permit import BasePermit
+
+
+class Gate(BaseGate):
+    """A named set of limits that are always asked together, for threads. `AsyncGate` is the same for asyncio.
+
+    `store` is a URL or a store; gates of the same name on the same store share their state. `waiting` is `"line"` or
+    `"promise"`, `priorities` maps classes to shares, the highest first; `on_store_error` is `"closed"`, `"open"` or
+    `"local:0.02"`; durations are `"1m"`, `"250ms"`, or seconds.
+    """
+
+    _permit = Permit
+
+    def acquire(
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        timeout: Duration | None = None,
+        holder: str | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+        id: str | None = None,
+    ) -> Permit:
+        """Wait for a permit. Raises `Denied` when `timeout` (seconds) runs out, or when the cost can never fit.
+
+        `cost` is a number of requests, or unit → amount; `holder` is shown to people; `lease` is the length of the slot's
+        lease and `renew=False` leaves it to expire by itself; the same `id` again gets the same permit.
+        """
+        if (
+            (quick := self._quick) is not None
+            and cost is ONE
+            and (key is None and priority is None and timeout is None and id is None)
+            and (holder is None and lease is None and renew is True)
+        ):
+            reply = quick()
+            if reply.__class__ is Permit:
+                return reply
+        plan = self._plan_for(cost, key, priority)
+        wait = None if timeout is None else duration.parse(timeout, what="timeout", zero=True)
+        if id is None and self._short_way and not self._outage.away:
+            reply = self._ask_now(plan, holder, lease, renew)
+            if reply.__class__ is Permit:
+                return reply
+            if wait == 0 and isinstance(reply, Wait):
+                raise denied(plan, reply)
+            if not isinstance(reply, Wait):
+                granted(plan, reply)
+        flow, name, told = self._flow(plan, id, holder, lease, wait)
+        begun = monotonic()
+        try:
+            grant = self._drive(flow)
+        except StoreUnavailable as error:
+            reply = self._while_away(plan, name, told, error, renew)
+            if reply.__class__ is Permit:
+                return reply
+            raise denied(plan, reply) from error
+        permit: Permit = self._made(plan, grant, name, told, renew)
+        permit.waited = monotonic() - begun
+        return permit
+
+    def try_acquire(
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        holder: str | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+        id: str | None = None,
+    ) -> Permit | None:
+        """A permit, or None when it would have to wait. Never waits, and never goes before those who do."""
+        if (
+            (quick := self._quick) is not None
+            and cost is ONE
+            and (key is None and priority is None and id is None)
+            and (holder is None and lease is None and renew is True)
+        ):
+            reply = quick()
+            if reply.__class__ is Permit:
+                return reply
+            if isinstance(reply, Wait):
+                return None
+        plan = self._plan_for(cost, key, priority)
+        if id is None and self._short_way and not self._outage.away:
+            reply = self._ask_now(plan, holder, lease, renew)
+            if reply.__class__ is Permit:
+                return reply
+            if isinstance(reply, Wait):
+                return None
+            granted(plan, reply)
+        flow, name, told = self._flow(plan, id, holder, lease, 0)
+        try:
+            permit: Permit = self._made(plan, self._drive(flow), name, told, renew)
+            return permit
+        except StoreUnavailable as error:
+            reply = self._while_away(plan, name, told, error, renew)
+            return reply if isinstance(reply, Permit) else None
+        except Denied as error:
+            if error.retry_after is None:
+                raise
+            return None
+
+    def reserve(
+        self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
+    ) -> Place:
+        """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
+        plan, name = self._reservable(cost, key, priority, id)
+        remembered = id is not None or self._store.remote
+        grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        permit: Permit = self._made(plan, grant, name, (remembered, 0, None), False)
+        return Place(permit, delay / SECOND)
+
+    def _drive(self, flow: Flow) -> Any:
+        """Run a flow in this thread."""
+        from queue import Empty, SimpleQueue
+
+        store, keeper = self._store, self._keeper
+        mailbox: SimpleQueue[int | None] | None = None
+        ticket = ""
+        answer: Any = None
+        sent = False
+        clean = False
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    if isinstance(effect, Execute):
+                        if mailbox is None and getattr(effect.command, "waits", False):
+                            mailbox = SimpleQueue()
+                            ticket = effect.command.id  # type: ignore[attr-defined]
+                            store.listen(ticket, mailbox.put)
+                            keeper.attend(self.name, ticket, mailbox.put)
+                        answer = self._outage.guard(store, effect.command)
+                        sent = True
+                    elif isinstance(effect, AwaitWake):
+                        assert mailbox is not None
+                        try:
+                            answer = mailbox.get(timeout=None if effect.delay is None else effect.delay / SECOND)
+                        except Empty:
+                            answer = flows.TIMED_OUT
+                    elif isinstance(effect, Sleep):
+                        sleep(effect.delay / SECOND)
+                        answer = None
+                    else:
+                        if sent:
+                            self._undo(effect)
+                        answer = None
+                except StillAway as error:
+                    effect = flow.throw(error)
+                except BaseException as error:
+                    sent = True  # for all one knows
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(answer)
+        except StopIteration as done:
+            clean = True
+            return done.value
+        except HeadgateError:
+            clean = True
+            raise
+        finally:
+            if mailbox is not None:
+                store.unlisten(ticket)
+                keeper.dismiss(self.name, ticket)
+                if not clean:
+                    # A Ctrl-C may come between any two lines, also where the flow does not see it. Twice is harmless.
+                    keeper.later(Cancel(self._policy, ticket))
+            if not clean:
+                with suppress(BaseException):
+                    while True:
+                        flow.throw(GeneratorExit)
+
+    def _run(self, command: Command) -> Any:
+        return checked(self._outage.guard(self._store, command))
+
+    def _run_on(self, store: Store, command: Command) -> Any:
+        return checked(store.decide(command))
+
+    def _settle(self, permit: BasePermit, command: Command) -> Any:
+        try:
+            if permit._store is self._store:
+                return self._run(command)
+            return checked(permit._store.decide(command))
+        except StoreUnavailable:
+            # The lease would come back by itself; telling it later is better than failing work that is done.
+            keeper_of(permit._store).later(command)
+            return SETTLED_LATER
+
+    # --- looking and changing ------------------------------------------------------------------------------------
+
+    def usage(self, key: Key | None = None) -> Usage:
+        """How full each limit is, and how many wait. With a key, also the limits by that key."""
+        return self._usage_of(self._run(self._peek_key(key)))
+
+    def holders(self) -> list[Holder]:
+        """The live leases, the oldest first."""
+        return self._holders_of(self._run(Peek(self._policy, leases=True)))
+
+    def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
+        """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
+        return self._explanation_of(self._run(self._question(cost, key, priority)))
+
+    def release(self, permit_id: str, outcome: str = "ok", retry_after: float | None = None) -> bool:
+        """End a permit by its id, from any process. Returns False when there was none to end."""
+        return not self._run(self._release_of(permit_id, outcome, retry_after)).lost
+
+    def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
+        """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""
+        self._run(self._override(name, value, key))
+
+    def clear_limit(self, name: str, key: Key | None = None) -> None:
+        """End an override."""
+        self._run(self._own_value(name, key))
+
+    def overrides(self) -> list[Override]:
+        """The overrides in force."""
+        return list(self._run(Peek(self._policy)).overrides)
+
+    def pause(self, seconds: Duration, reason: str = "") -> None:
+        """No new grants for so long."""
+        self._run(self._pause_for(seconds, reason))
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._run(Pause(self.name, 0))
+
+    def reset(self, limit: str | None = None) -> None:
+        """Forget all that counts, or what counts on one limit. Late releases of what was held change nothing."""
+        self._run(self._reset_of(limit))
+
+    def limited(self, cost: Cost = 1, **ask: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator: every call of the function takes a permit first."""
+        from functools import wraps
+
+        self._policy.plan(cost, ask.get("key"), ask.get("priority"))  # a mistake shows where it is written
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with self.acquire(cost, **ask):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return decorate

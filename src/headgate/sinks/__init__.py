@@ -1,0 +1,1 @@
+"""Where events are told, one file per place."""
