@@ -1,0 +1,247 @@
+"""Plants bugs in the core, one at a time, and sees the suite find each: a test that cannot fail proves nothing.
+
+    make mutants                      all of them
+    python tests/mutants.py NAME …    some
+
+Each mutant is one replaced piece of source in a copy of the package; the tests run on the copy. A mutant that every test
+passes is a hole in the suite, and this program fails. So does a mutant whose piece of source is no longer there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "headgate"
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    was: str
+    becomes: str
+    breaks: str  #: the claim that is no longer true
+
+
+MUTANTS = [
+    Mutant(
+        "window-without-slack",
+        "limits/window.py",
+        "self.span = -(-(self.per + self.slack) // self.grid) * self.grid",
+        "self.span = -(-self.per // self.grid) * self.grid",
+        "arrivals that are delayed unevenly are within the limit in any window",
+    ),
+    Mutant(
+        "window-one-too-many",
+        "limits/window.py",
+        "if total + held + cost <= value and start <= now and not promised:",
+        "if total + held <= value and start <= now and not promised:",
+        "never more than the limit in any window",
+    ),
+    Mutant(
+        "window-confirmed-too-early",
+        "limits/window.py",
+        "was, stops = self._stops(at, self.span), self._stops(now, self.per)",
+        "was, stops = self._stops(at, self.span), self._stops(at, self.per)",
+        "what is confirmed counts until `per` after that",
+    ),
+    Mutant(
+        "bucket-without-slack",
+        "limits/bucket.py",
+        "return self.burst * (value / self.limit) - value / self.per * self.slack, self.per / value",
+        "return self.burst * (value / self.limit), self.per / value",
+        "a bucket uses burst - rate × slack",
+    ),
+    Mutant(
+        "bucket-refund-above-burst",
+        "limits/bucket.py",
+        "back = min(cost, level if at >= last else min(level, _least(floor, at)))",
+        "back = cost",
+        "what is given back is capped at burst",
+    ),
+    Mutant(
+        "promise-breaks-a-promise",
+        "limits/bucket.py",
+        "best = NEVER  # this promise would be broken: not before it",
+        "pass",
+        "a promise is kept: no later ask is put before it that breaks it",
+    ),
+    Mutant(
+        "quota-forgets-the-reset-slack",
+        "limits/quota.py",
+        "if at >= end - self.slack:",
+        "if at >= end:",
+        "around a reset both periods bind",
+    ),
+    Mutant(
+        "concurrency-one-too-many",
+        "limits/concurrency.py",
+        "value += DUST - 1.0",
+        "value += DUST",
+        "live leases never exceed the limit",
+    ),
+    Mutant(
+        "every-refusal-shrinks",
+        "limits/aimd.py",
+        "if granted <= shrunk:",
+        "if granted < 0:",
+        "26 refusals of one congestion are one shrink",
+    ),
+    Mutant(
+        "late-release-counts",
+        "commands/settle.py",
+        "if leases.get(self.id) is None:\n                    lives = False",
+        "if False:\n                    lives = False",
+        "the release of an expired lease changes nothing, and says so",
+    ),
+    Mutant(
+        "expired-lease-renews",
+        "commands/renew.py",
+        "if leases.get(id) is None and not lost > at:",
+        "if False:",
+        "a late renewal of an expired lease changes nothing, and says so",
+    ),
+    Mutant(
+        "id-forgotten",
+        "commands/admit.py",
+        'if self.remembered and (known := records.space("permits").get(self.id)) is not None:',
+        'if False and (known := records.space("permits").get(self.id)) is not None:',
+        "the same ask id twice is one admission",
+    ),
+    Mutant(
+        "time-runs-back",
+        "commands/base.py",
+        "    if now < last:\n        now = last\n",
+        "",
+        "time never goes back",
+    ),
+    Mutant(
+        "pause-ignored",
+        "commands/admit.py",
+        "if paused > now:\n            at = paused",
+        "if False:\n            at = paused",
+        "no grants while a gate is paused",
+    ),
+    Mutant(
+        "override-of-a-key-ignored",
+        "plan.py",
+        "found = overrides.get(f\"{base}|{member.partition('|')[2]}\") if keyed else None",
+        "found = None",
+        "an override for one key governs the next decision about it",
+    ),
+    Mutant(
+        "overtaking",
+        "line.py",
+        "blocked.append((tier, max(0, step[6])))",
+        "_park(records, lane, step[1], at)",
+        "a large ask at the head is waited for, not overtaken",
+    ),
+    Mutant(
+        "call-kept-for-ever",
+        "line.py",
+        "    while (first := calls.first()) is not None and first[0] <= now:",
+        "    while (first := calls.first()) is not None and first[0] <= 0:",
+        "a call that is not taken is given back",
+    ),
+    Mutant(
+        "the-dead-stay-in-line",
+        "line.py",
+        "    while (first := sessions.first()) is not None and first[0] <= now:",
+        "    while (first := sessions.first()) is not None and first[0] <= 0:",
+        "a waiter whose process died leaves the line by itself",
+    ),
+    Mutant(
+        "no-patience",
+        "line.py",
+        "    while (first := young.first()) is not None and first[0] <= now:",
+        "    while (first := young.first()) is not None and first[0] <= 0:",
+        "a ticket older than patience counts as the highest class",
+    ),
+    Mutant(
+        "lanes-do-not-take-turns",
+        "line.py",
+        "_make_ready(records, lane, tag + ticket.weight)",
+        "_make_ready(records, lane, tag)",
+        "lanes take turns by virtual time advanced by cost",
+    ),
+    Mutant(
+        "share-charged-to-one-class",
+        "plan.py",
+        "if at <= rank and share < 1.0:",
+        "if at == rank and share < 1.0:",
+        "a class, together with those below it, uses at most its share",
+    ),
+]
+
+TESTS = [
+    f"tests/{name}.py"
+    for name in (
+        *(
+            "test_core_limit_suite",
+            "test_core_store_suite",
+            "test_core_line",
+            "test_core_promises",
+            "test_core_endings",
+        ),
+        *("test_core_adaptive", "test_core_calendar", "test_core_loss", "test_core_limits", "test_gate"),
+    )
+]
+
+
+def planted(mutant: Mutant, into: Path) -> None:
+    shutil.copytree(PACKAGE, into / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
+    file = into / "headgate" / mutant.file
+    source = file.read_text(encoding="utf-8")
+    if not mutant.was:
+        return
+    if source.count(mutant.was) != 1:
+        sys.exit(
+            f"{mutant.name}: {mutant.file} has {source.count(mutant.was)} times what is to be replaced; mend MUTANTS"
+        )
+    file.write_text(source.replace(mutant.was, mutant.becomes), encoding="utf-8")
+
+
+def found(mutant: Mutant) -> str | None:
+    """The test that fails on the mutant, or None: it survived."""
+    with tempfile.TemporaryDirectory() as directory:
+        planted(mutant, Path(directory))
+        # Failing is all that is asked for: no time is spent on making the example small.
+        env = {**os.environ, "PYTHONPATH": directory, "HYPOTHESIS_PROFILE": "mutants", "PYTHONDONTWRITEBYTECODE": "1"}
+        for test in TESTS:
+            if not (ROOT / test).exists():
+                continue
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not sqlite", test]
+            run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+            if run.returncode not in (0, 5):
+                failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0].split(" - ")[0] if failed else f"{test} (exit {run.returncode})"
+    return None
+
+
+def main(names: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    unknown = set(names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        sys.exit(f"there is no mutant {', '.join(sorted(unknown))}")
+    if (broken := found(Mutant("none", "plan.py", "", "", ""))) is not None:
+        sys.exit(f"the suite fails without any mutant: {broken}")
+    survivors = []
+    for number, mutant in enumerate(chosen, 1):
+        began = time.monotonic()
+        test = found(mutant)
+        told = test or f"SURVIVED: nothing shows that {mutant.breaks}"
+        sys.stdout.write(f"{number:2}/{len(chosen)} {mutant.name:32} {time.monotonic() - began:5.1f} s  {told}\n")
+        sys.stdout.flush()
+        if test is None:
+            survivors.append(mutant.name)
+    sys.stdout.write(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants found\n")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
