@@ -1,0 +1,414 @@
+"""What a SQLite file decides and holds is what the dicts in memory decide and hold, on generated histories.
+
+Two stores have the same file open and take turns, and now and then one is closed: so what they keep in mind from one
+transaction to the next is put to the test as well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate import Aimd, Bucket, Concurrency, Quota, Window
+from headgate.commands import Admit, Cancel, Command, Configure, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from headgate.model import SECOND, Snapshot
+from headgate.plan import Policy
+from headgate.records import DictRecords
+from headgate.stores.memory import MemoryStore
+from headgate.stores.sqlite import SqliteStore
+from headgate.testing import FakeClock
+
+
+def generated(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def plain(value: Any) -> Any:
+    """Tuples and lists alike: a store may hand back either."""
+    if isinstance(value, tuple | list):
+        return tuple(plain(part) for part in value)
+    if isinstance(value, Exception):
+        return (type(value), str(value))
+    if isinstance(value, Snapshot):
+        # Leases of the same moment are in no order.
+        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row[3], row[0]))))
+    return value
+
+
+class Both:
+    """The same commands on a store in memory and on two that share a file."""
+
+    def __init__(self, folder: str) -> None:
+        self.clock = FakeClock()
+        self.path = str(Path(folder, "gates.db"))
+        self.memory = MemoryStore(clock=self.clock)
+        self.files = [SqliteStore(self.path, clock=self.clock) for _ in range(2)]
+        self.told: dict[str, list[Any]] = {"memory": [], "file": []}
+
+    def listen(self, ticket: str) -> None:
+        self.memory.listen(ticket, lambda delay: self.told["memory"].append((ticket, delay)))
+        for store in self.files:
+            store._listeners.add(ticket, lambda delay: self.told["file"].append((ticket, delay)))
+
+    def execute(self, commands: list[Command], which: int = 0) -> list[Any]:
+        before = None
+        if not any(command.writes for command in commands):
+            before = deepcopy(self.memory._gates)  # a look tidies up in memory, and a file does not keep that
+        replies = self.memory.execute(commands)
+        if before is not None:
+            self.memory._gates = before
+        # The file's replies first: where they differ, pytest shows them so.
+        assert plain(self.files[which].execute(commands)) == plain(replies)
+        return replies
+
+    def close(self) -> None:
+        for store in self.files:
+            store.close()
+
+    def check(self) -> None:
+        assert self.in_file() == self.in_memory()
+        assert self.told["file"] == self.told["memory"]
+
+    def in_memory(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for gate, records in self.memory._gates.items():
+            if records.head[0] or records.states:
+                found[gate] = plain(records.head)
+            kinds = {"states": {"": records.states}, **records.kinds}
+            for kind, spaces in kinds.items():
+                for name, space in spaces.items():
+                    scores = {member: score for score, member in space.scan()}
+                    for member, value in space.items():
+                        found[f"{gate}/{kind}/{name}", member] = (scores.get(member), plain(value))
+        return found
+
+    def in_file(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        counts: dict[str, int] = {}
+        connection = sqlite3.connect(self.path)
+        for space, member, score, value in connection.execute("SELECT * FROM records"):
+            value = plain(json.loads(value)) if isinstance(value, str) else value
+            if "/" not in space:
+                found[space], states = value
+                for state, (its_score, its_value) in states.items():
+                    found[f"{space}/states/", state] = (its_score, plain(its_value))
+            elif "/!" in space:
+                sizes[space.replace("/!", "/#")] = value
+            else:
+                counts[space] = counts.get(space, 0) + 1
+                found[space.replace("/#", "/"), member] = (score, value)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.close()
+        # What the triggers keep is the number of the members themselves.
+        assert {space: size for space, size in sizes.items() if size} == {
+            space: count for space, count in counts.items() if "/#" in space
+        }
+        return found
+
+
+@contextmanager
+def both() -> Iterator[Both]:
+    with TemporaryDirectory() as folder:
+        pair = Both(folder)
+        try:
+            yield pair
+        finally:
+            pair.close()
+
+
+# --- records: any use of them -----------------------------------------------------------------------------------------
+
+SPACES = [("windows", "w"), ("leases", "l"), ("leases", "m"), ("tickets", ""), ("lane", "0.0.x"), ("due", "")]
+MEMBERS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+KEYED = st.sampled_from(["rpm", "rpm@live", "rpm|x", "rpm|y", "rpm|z", "org|x"])
+SCORES = st.integers(0, 6) | st.sampled_from([0.5, 2.5])
+VALUES = st.sampled_from([1, 2.5, "text", ("t", 1, (2.0, None)), (), True, 0])
+
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from(SPACES), MEMBERS, VALUES, SCORES),
+    st.tuples(st.just("set"), st.sampled_from(SPACES), MEMBERS, VALUES),
+    st.tuples(st.just("delete"), st.sampled_from(SPACES), MEMBERS),
+    st.tuples(st.just("get"), st.sampled_from(SPACES), MEMBERS),
+    st.tuples(st.just("first"), st.sampled_from(SPACES)),
+    st.tuples(st.just("scan"), st.sampled_from(SPACES), st.integers(-1, 7)),
+    st.tuples(st.just("prune"), st.sampled_from(SPACES), st.integers(0, 6)),
+    st.tuples(st.just("size"), st.sampled_from([space for space in SPACES if space[0] in ("leases", "tickets")])),
+    st.tuples(st.just("drop"), st.sampled_from(SPACES)),
+    st.tuples(st.just("put state"), st.just(None), KEYED, VALUES, SCORES),
+    st.tuples(st.just("set state"), st.just(None), KEYED, VALUES),
+    st.tuples(st.just("delete state"), st.just(None), KEYED),
+    st.tuples(st.just("scan states"), st.just(None)),
+    st.tuples(st.just("first state"), st.just(None)),
+)
+
+
+class Use(Command):
+    """Does these steps with the records, and tells what they gave."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: list[Any]) -> None:
+        self.gate = "used"
+        self.steps = steps
+
+    def apply(self, now: int, records: Any) -> Any:
+        replies = []
+        for step, where, *rest in self.steps:
+            space = records.states if where is None else records.space(*where)
+            if step.startswith("put"):
+                member, value, score = rest
+                replies.append(space.put(member, value, score))
+            elif step.startswith("set"):
+                space[rest[0]] = rest[1]
+            elif step.startswith("delete"):
+                replies.append(space.delete(*rest))
+            elif step == "get":
+                replies.append(space.get(*rest))
+            elif step.startswith("first"):
+                replies.append(space.first())
+            elif step.startswith("scan"):
+                replies.append([(pair, space.get(pair[1])) for pair in space.scan(*rest)])
+            elif step == "prune":
+                while (first := space.first()) is not None and first[0] <= rest[0]:
+                    replies.append((first, space.get(first[1]), space.delete(first[1])))
+            elif step == "size":
+                replies.append(len(space))
+            else:
+                records.drop(*where)
+        seq, _, rest_of_head = records.head
+        records.head = (seq + 1, now, rest_of_head)
+        return replies
+
+
+class Look(Use):
+    """The same, and nothing of it may stay."""
+
+    __slots__ = ()
+    writes = False
+
+
+@generated(150)
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.lists(STEPS, max_size=12)), max_size=12))
+def test_the_records_of_a_file_behave_like_dicts(history: list[tuple[int, bool, list[Any]]]) -> None:
+    with both() as pair:
+        for which, closing, steps in history:
+            if closing:
+                pair.files[which].close()
+            pair.execute([Use(steps)], which)
+        pair.check()
+
+
+@generated(60)
+@given(st.lists(STEPS, max_size=20), st.lists(STEPS, max_size=12), st.booleans())
+def test_a_look_sees_what_it_does_itself_and_leaves_nothing(before: list[Any], steps: list[Any], closing: bool) -> None:
+    with both() as pair:
+        pair.execute([Use(before)])
+        if closing:
+            pair.files[0].close()
+        state = pair.in_file()
+        copy = DictRecords("used")
+        Use(before).apply(pair.clock(), copy)
+        expected = Use(steps).apply(pair.clock(), copy)
+        assert plain(pair.files[0].execute([Look(steps)])) == (plain(expected),)
+        assert pair.in_file() == state
+        pair.execute([Use([])])
+        pair.check()
+
+
+@pytest.mark.parametrize("size", [7, 8, 9, 100, 1500])
+def test_a_long_order_is_walked_in_pieces(size: int) -> None:
+    numbers = random.Random(size)
+    scores = [numbers.randrange(size) for _ in range(size)]
+    fill = [("put", ("due", ""), f"m{at}", None, score) for at, score in enumerate(scores)]
+    with both() as pair:
+        pair.execute([Use(fill)])
+        for cold in (False, True):
+            for since in (-1, 0, size // 2, size):
+                if cold:
+                    pair.files[0].close()
+                pair.execute([Use([("scan", ("due", ""), since), ("first", ("due", ""))])])
+        pair.files[0].close()
+        moves = [("put", ("due", ""), f"m{at}", None, numbers.randrange(size)) for at in range(0, size, 3)]
+        gone = [("delete", ("due", ""), f"m{at}") for at in range(0, size, 4)]
+        pair.execute([Use([*moves, *gone, ("prune", ("due", ""), size // 3), ("scan", ("due", ""), size // 2)])])
+        pair.check()
+
+
+# --- whole histories --------------------------------------------------------------------------------------------------
+
+POLICIES = [
+    Policy("rates", [Window(5, per="10s", name="w"), Bucket(4, per="4s", name="b", by="org")]),
+    Policy("slots", [Concurrency(2, lease="5s", name="all"), Concurrency(1, lease="5s", name="org", by="org")]),
+    Policy(
+        "classes",
+        [Window(6, per="10s", name="w"), Concurrency(3, lease="8s", name="c")],
+        priorities={"live": 1.0, "batch": 0.5},
+    ),
+    Policy("adaptive", [Concurrency(6, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
+    Policy("promises", [Bucket(3, per="3s", name="b"), Window(6, per="10s", name="w")], waiting="promise"),
+    Policy("quota", [Quota(5, per="minute", name="q"), Bucket(10, per="1m", name="b", unit="pu")]),
+]
+
+DEEDS = st.one_of(
+    st.tuples(st.just("admit"), st.integers(0, 5)),
+    st.tuples(st.just("stand"), st.integers(0, 5)),
+    st.tuples(st.just("remembered"), st.integers(0, 3)),
+    st.tuples(st.just("settle"), st.integers(0, 20), st.sampled_from(["ok", "error", "unsent", "rate_limited", None])),
+    st.tuples(st.just("release"), st.integers(0, 20), st.sampled_from(["ok", "unsent"])),
+    st.tuples(st.just("take"), st.integers(0, 20)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
+    st.tuples(st.just("beat"), st.integers(0, 2)),
+    st.tuples(st.just("override"), st.sampled_from([None, 1, 2, 7])),
+    st.tuples(st.just("pause"), st.sampled_from([0, SECOND, 3 * SECOND])),
+    st.tuples(st.just("reset"), st.booleans()),
+    st.tuples(st.just("look"), st.booleans()),
+)
+
+
+class History:
+    """Turns deeds into commands on one policy, and remembers what was granted and who stands."""
+
+    def __init__(self, pair: Both, policy: Policy) -> None:
+        self.pair = pair
+        self.policy = policy
+        self.made = 0
+        self.asks: list[tuple[Any, str]] = []
+        self.at: dict[str, int] = {}
+
+    def plan(self, number: int) -> Any:
+        cost: Any = 1 + number % 2
+        if "pu" in self.policy.units:
+            cost = {"requests": 1, "pu": 0.5 + number}
+        key = {"org": "ab"[number % 2]} if self.policy.keys else None
+        names = [None, *self.policy.priorities]
+        return self.policy.plan(cost, key, names[number % len(names)])
+
+    def ask(self, number: int) -> tuple[Any, str]:
+        self.made += 1
+        plan, id = self.plan(number), f"ask-{self.made}"
+        self.asks.append((plan, id))
+        self.pair.listen(id)
+        return plan, id
+
+    def some(self, number: int) -> tuple[Any, str]:
+        return self.asks[-1 - number % len(self.asks)] if self.asks else self.ask(number)
+
+    def command(self, deed: str, *rest: Any) -> Command:
+        policy, promises = self.policy, self.policy.waiting == "promise"
+        if deed == "admit" and not promises:
+            plan, id = self.ask(rest[0])
+            return Admit(plan, id, "me", plan.lease)
+        if deed in ("admit", "stand"):
+            plan, id = self.ask(rest[0])
+            session = f"session-{rest[0] % 3}"
+            return Stand(plan, id, None, plan.lease, waits=not promises, session=session, latest=5 * SECOND)
+        if deed == "remembered":
+            plan = self.plan(rest[0])
+            self.asks.append((plan, f"known-{rest[0]}"))
+            return Stand(plan, f"known-{rest[0]}", None, plan.lease, remembered=True)
+        if deed == "settle":
+            plan, id = self.some(rest[0])
+            delay = SECOND if rest[1] == "rate_limited" and rest[0] % 2 else 0
+            return Settle(plan, self.at.get(id, self.pair.clock()), id, rest[1], True, delay)
+        if deed == "release":
+            return Release(policy, self.some(rest[0])[1], rest[1])
+        if deed == "take":
+            plan, id = self.some(rest[0])
+            return Stand(plan, id, None, plan.lease, waits=not promises, session="session-0")
+        if deed == "cancel":
+            return Cancel(policy, self.some(rest[0])[1])
+        if deed == "beat":
+            tickets = tuple(id for _, id in self.asks[-3:])
+            plan, id = self.some(0)
+            leases = ((plan, id, self.at.get(id, 0), plan.lease, 1, None),) if plan.lease else ()
+            return Renew(policy.name, leases, f"session-{rest[0]}", tickets)
+        if deed == "override":
+            return Configure(policy.name, policy.limits[0].name, rest[0])
+        if deed == "pause":
+            return Pause(policy.name, rest[0], "for a test")
+        if deed == "reset":
+            return Reset(policy.name, policy.limits[0].name if rest[0] else None)
+        return Peek(policy, leases=True, plan=self.plan(0) if rest[0] else None)
+
+    def execute(self, deeds: list[Any], which: int) -> None:
+        commands = [self.command(*deed) for deed in deeds]
+        for command, reply in zip(commands, self.pair.execute(commands, which), strict=True):
+            if isinstance(reply, tuple) and isinstance(command, Admit):
+                self.at[command.id] = reply[0]
+
+
+BATCHES = st.lists(
+    st.tuples(
+        st.integers(0, 1), st.booleans(), st.sampled_from([0, 1, 50_000, SECOND, 4 * SECOND, 11 * SECOND]),
+        st.lists(DEEDS, min_size=1, max_size=4),
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_file_decides_as_memory_does(policy: Policy) -> None:
+    @generated(40)
+    @given(BATCHES)
+    def same(batches: list[Any]) -> None:
+        with both() as pair:
+            history = History(pair, policy)
+            for which, closing, passed, deeds in batches:
+                pair.clock.advance(microseconds=passed)
+                if closing:
+                    pair.files[which].close()
+                history.execute(deeds, which)
+            pair.check()
+
+    same()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_long_history_is_the_same_and_idle_state_is_reclaimed(policy: Policy) -> None:
+    numbers = random.Random(7)
+    kinds = ["admit", "stand", "settle", "release", "take", "beat", "look"]
+    with both() as pair:
+        history = History(pair, policy)
+        for _ in range(600):
+            deeds: list[Any] = []
+            for _ in range(numbers.randrange(1, 4)):
+                deed = numbers.choice(kinds)
+                rest: list[Any] = [numbers.randrange(6)]
+                if deed in ("settle", "release"):
+                    rest.append(numbers.choice(["ok", "unsent"]))
+                deeds.append((deed, *rest))
+            pair.clock.advance(microseconds=numbers.choice([0, 1000, SECOND // 3, SECOND]))
+            history.execute(deeds, numbers.randrange(2))
+        pair.check()
+        pair.clock.advance("48h")
+        for _ in range(300):
+            pair.execute([Pause(policy.name, 0)], numbers.randrange(2))
+        pair.check()
+        left = {key[0] for key in pair.in_file() if isinstance(key, tuple)}
+        assert not {space for space in left if space.split("/")[1] in ("windows", "leases", "permits")}
+
+
+def test_many_gates_in_one_batch_are_the_same() -> None:
+    numbers = random.Random(3)
+    with both() as pair:
+        histories = [History(pair, policy) for policy in POLICIES]
+        for _ in range(120):
+            commands = []
+            for history in numbers.sample(histories, 3):
+                commands += [history.command("admit", numbers.randrange(6)), history.command("look", True)]
+            pair.clock.advance(microseconds=numbers.randrange(SECOND))
+            pair.execute(commands, numbers.randrange(2))
+        pair.check()
