@@ -1,0 +1,129 @@
+"""Virtual time: tasks that sleep, park and are woken, run one event after the other as fast as the machine can.
+
+A task is a generator. It yields how it waits: a number of microseconds (sleep), `PARK` (until it is told something), or
+`park_for(delay)` (until it is told something, at most so long). What it was told is what the `yield` gives back;
+`TIMED_OUT` when nobody told it anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from ..flows import TIMED_OUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+    #: What a task is made of; also what is used in one by `yield from`.
+    Steps = Generator[int | None, Any, Any]
+
+PARK = None
+
+
+def park_for(delay: int) -> int:
+    """Park for at most `delay` microseconds. (A negative number tells it from a sleep.)"""
+    return -1 - delay
+
+
+class Task:
+    """One line of work in virtual time."""
+
+    __slots__ = ("engine", "mail", "parked", "send", "steps", "turn")
+
+    def __init__(self, engine: Engine, steps: Steps) -> None:
+        self.engine = engine
+        self.steps = steps
+        self.send = steps.send
+        #: An event of an earlier turn is stale: the task was told something before its timer, or was killed.
+        self.turn = 0
+        self.parked = False
+        self.mail: deque[Any] = deque()
+
+    def tell(self, value: Any) -> None:
+        """Wake the task if it is parked; else it finds this when it parks the next time."""
+        if self.parked:
+            self.parked = False
+            self.turn += 1
+            self.engine.ready.append((self, self.turn, value))
+        else:
+            self.mail.append(value)
+
+    def kill(self) -> None:
+        """End it where it stands. What it would still ask for on its way out is not done: a killed process does nothing."""
+        self.turn += 1
+        self.parked = False
+        self.mail.clear()
+        try:
+            self.steps.throw(GeneratorExit)
+            while True:
+                next(self.steps)
+        except (StopIteration, GeneratorExit):
+            pass
+
+
+class Engine:
+    """The clock and what will happen. `now` is in microseconds."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.begun = now
+        self.events = 0
+        self.stopped = False
+        self.ready: deque[tuple[Task, int, Any]] = deque()
+        self._heap: list[tuple[int, int, Task, int]] = []
+        self._count = 0
+
+    def start(self, steps: Steps, delay: int = 0) -> Task:
+        """A new task whose first step is `delay` microseconds from now."""
+        task = Task(self, steps)
+        self._count += 1
+        heappush(self._heap, (self.now + delay, self._count, task, 0))
+        return task
+
+    def run(self, until: int) -> None:
+        """Let things happen until somebody sets `stopped`, nothing is left to happen, or the time is over."""
+        heap, ready = self._heap, self.ready
+        count = self._count
+        while not self.stopped:
+            value: Any = None
+            if ready:
+                task, turn, value = ready.popleft()
+                if task.turn != turn:
+                    continue
+            elif heap:
+                time, _, task, turn = heappop(heap)
+                if task.turn != turn:
+                    continue
+                if time > until:
+                    break
+                self.now = time
+                if task.parked:
+                    task.parked = False
+                    value = TIMED_OUT
+            else:
+                break
+            while True:
+                self._count = count
+                try:
+                    delay = task.send(value)
+                except StopIteration:
+                    count = self._count
+                    break
+                count = self._count
+                if delay is not None and delay >= 0:
+                    count += 1
+                    heappush(heap, (self.now + delay, count, task, task.turn))
+                    break
+                if task.mail:
+                    value = task.mail.popleft()
+                    continue
+                task.parked = True
+                if delay is not None:
+                    count += 1
+                    heappush(heap, (self.now - 1 - delay, count, task, task.turn))
+                break
+            self.events += 1
+        self._count = count
