@@ -1,0 +1,169 @@
+"""The table of commands, the exit codes, and how an error becomes one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from headgate import (
+    ConfigError,
+    Denied,
+    HeadgateError,
+    InvalidInput,
+    KindChanged,
+    StoreFormatError,
+    StoreUnavailable,
+    __version__,
+)
+from headgate.errors import UnknownGate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
+
+#: Command → (module beside this file, what it is called there). A new command is one file and one line.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "init"),
+    "status": ("status", "status"),
+    "top": ("top", "top"),
+    "explain": ("explain", "explain"),
+    "acquire": ("acquire", "acquire"),
+    "limits": ("limits", "limits"),
+    "leases": ("leases", "leases"),
+    "pause": ("pause", "pause"),
+    "resume": ("pause", "resume"),
+    "reset": ("reset", "reset"),
+    "simulate": ("simulate", "simulate"),
+    "plan": ("plan", "plan"),
+    "bench": ("bench", "bench"),
+    "doctor": ("doctor", "doctor"),
+    "demo": ("demo", "demo"),
+}
+
+OK, FAILED, USAGE, UNAVAILABLE, DENIED, CONFIG = 0, 1, 2, 69, 75, 78
+NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 126, 127, 130
+
+#: Every exit code and what it means. The reference page repeats it.
+EXIT_CODES: dict[str, str] = {
+    "0": "Done.",
+    "1": "Not done, and the message says why: there was no such lease, a file is in the way, `doctor` found something.",
+    "2": "A wrong argument or option: an unknown gate, limit, unit or key, a cost that makes no sense.",
+    "69": "The store cannot be reached or cannot be used (EX_UNAVAILABLE).",
+    "75": "Denied: the time-out ran out, or the ask can never fit (EX_TEMPFAIL). Nothing was charged.",
+    "78": "A configuration or scenario that is missing or not accepted (EX_CONFIG).",
+    "126": "`acquire`: the program is there but cannot be executed.",
+    "127": "`acquire`: there is no such program.",
+    "128+n": "`acquire`: the program was killed by signal n. 130 also: ended by Ctrl-C, 143: by SIGTERM while waiting.",
+    "any other": "`acquire`: the program's own exit code, passed through.",
+}
+
+
+class Failed(click.ClickException):
+    """A failure with a sentence and an exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[misc]
+
+
+def code_of(error: HeadgateError) -> int:
+    """The exit code of an error of the library."""
+    if isinstance(error, Denied):
+        return DENIED
+    if isinstance(error, StoreUnavailable | StoreFormatError):
+        return UNAVAILABLE
+    if isinstance(error, UnknownGate):
+        return USAGE
+    if isinstance(error, ConfigError | KindChanged):
+        return CONFIG
+    return USAGE if isinstance(error, InvalidInput) else FAILED
+
+
+class App(click.Group):
+    """Loads a command when it is asked for, and turns every expected error into one sentence and an exit code."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name]
+        command: click.Command = getattr(import_module(f"headgate.cli.{module}"), attribute)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            from headgate.tables import did_you_mean
+
+            near = did_you_mean(name, COMMANDS)
+            raise click.UsageError(f"there is no command {name!r}; {near}there are {', '.join(COMMANDS)}", context)
+        return super().resolve_command(context, args)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        # Without a handler, logging would print the library's warnings beside the one message; `acquire` tells them itself.
+        logging.getLogger("headgate").addHandler(_QUIET)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help())
+            code = OK
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "headgate"
+            _tell(f"{where}: {_sentence(error.format_message())} (see `{where} --help`)")
+            code = error.exit_code
+        except click.ClickException as error:
+            _tell(f"headgate: {error.format_message()}")
+            code = error.exit_code
+        except click.Abort:
+            code = INTERRUPTED
+        except HeadgateError as error:
+            _tell(f"headgate: {error}")
+            code = code_of(error)
+        except OSError as error:
+            name = f"{error.filename}: " if error.filename else ""
+            _tell(f"headgate: {name}{error.strerror or error}")
+            code = FAILED
+        sys.exit(code if isinstance(code, int) else OK)
+
+
+_QUIET = logging.NullHandler()
+
+
+def _tell(message: str) -> None:
+    click.echo(" ".join(message.split()), err=True)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".") if text[1:2].islower() else text.rstrip(".")
+
+
+@click.command(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--config",
+    metavar="PATH",
+    help="The configuration file. Default: $HEADGATE_CONFIG, else headgate.toml in the working directory.",
+)
+@click.version_option(__version__, prog_name="headgate", message="%(prog)s %(version)s")
+@click.pass_context
+def app(context: click.Context, config: str | None) -> None:
+    """Admission control for fleets of workers that share rate-limited services.
+
+    Begin with `headgate demo` to see it, or with `headgate init` to make a gate of your own.
+    """
+    context.obj = config or os.environ.get("HEADGATE_CONFIG") or None

@@ -1,0 +1,37 @@
+"""`headgate bench`: the benchmarks of a checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+import headgate
+
+from .app import Failed
+
+
+def checkout() -> Path | None:
+    """The checkout that this package is run from, or that the working directory is in."""
+    here = Path(headgate.__file__).resolve().parents[2]
+    for place in (here, *[Path.cwd(), *Path.cwd().parents]):
+        if (place / "benchmarks" / "__main__.py").is_file() and (place / "src" / "headgate").is_dir():
+            return place
+    return None
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Measure Headgate against floors and peers, in a checkout.
+
+    ARGUMENTS go to `python -m benchmarks`: names of benchmarks, --quick, --write PAGE.
+    """
+    place = checkout()
+    if place is None:
+        raise Failed("the benchmarks are not part of the installed package: run this in a checkout of the project")
+    done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=place, check=False)
+    context.exit(done.returncode)

@@ -1,0 +1,54 @@
+"""`headgate explain`: what would become of an ask, and what blocks it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from . import params
+
+
+@click.command()
+@click.argument("gate")
+@params.cost_option
+@params.key_option
+@params.priority_option
+@params.json_option
+@click.pass_context
+def explain(
+    context: click.Context,
+    gate: str,
+    cost: dict[str, float] | None,
+    key: dict[str, str] | None,
+    priority: str | None,
+    as_json: bool,
+) -> None:
+    """Tell whether an ask would go, which limit blocks it, who holds that, and when it would go.
+
+    Ask as the worker would: with its cost, key and priority. Spends nothing.
+    """
+    from rich.text import Text
+
+    from headgate import Usage
+
+    from .view import View, gate_lines, make_console, plain_signs, span
+
+    found = params.find_gate(context, gate)
+    answer = found.explain(cost or 1, key, priority)
+    if as_json:
+        params.print_json(asdict(answer))
+        return
+    console = make_console()
+    if answer.granted:
+        line = Text("it would go now", style="bold green")
+    elif answer.after is None:
+        line = Text(f"it can never go: {answer.reason}", style="bold red")
+    else:
+        line = Text(f"it would wait {span(answer.after)}: {answer.reason}", style="bold yellow")
+    console.print(Text.assemble((f"{gate}: ", "bold"), line))
+    pause = found.usage()
+    usage = Usage(gate, answer.limits, answer.waiting, pause.paused_until, pause.pause_reason)
+    view = View(usage, answer.holders)
+    for text in gate_lines(view, console.width, plain=plain_signs(console)):
+        console.print(text)

@@ -1,0 +1,156 @@
+"""What commands have in common: how arguments are read, gates found, and answers printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from math import isfinite
+
+import click
+
+import headgate
+from headgate import duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from headgate import Gate
+    from headgate.gate.gates import Gates
+
+    Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+    Type = click.ParamType[Any]
+else:
+    Type = click.ParamType  # older clicks have it without a parameter
+
+
+class Duration(Type):
+    """Seconds, or a duration such as 250ms, 1m, PT1M."""
+
+    name = "duration"
+
+    def __init__(self, zero: bool = False) -> None:
+        self.zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            given: str | float = float(value)
+        except ValueError:
+            given = value
+        try:
+            duration.parse(given, what="it", zero=self.zero)
+        except headgate.InvalidInput as error:
+            self.fail(str(error).removeprefix("it: "), param, context)
+        return given
+
+
+class Pair(Type):
+    """NAME=VALUE."""
+
+    name = "pair"
+
+    def __init__(self, example: str) -> None:
+        self.example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, rest = value.partition("=")
+        if not equals or not name or not rest:
+            self.fail(f"{value!r} is not a pair; write it like {self.example}", param, context)
+        return name, rest
+
+
+class Cost(Pair):
+    """UNIT=AMOUNT, or a number of requests."""
+
+    def __init__(self) -> None:
+        super().__init__("pu=2.5, or 3 for three requests")
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        unit, text = super().convert(value if "=" in value else f"requests={value}", param, context)
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = 0.0
+        if not isfinite(amount) or amount <= 0:
+            self.fail(f"{text!r} is not an amount above nought; write it like {self.example}", param, context)
+        return unit, amount
+
+
+def _mapped(context: click.Context, param: click.Parameter, pairs: Any) -> Any:
+    """Pairs as a mapping; a name that is given twice is a mistake, not a choice."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name!r} is given twice", context, param)
+    return dict(pairs) or None
+
+
+cost_option: Decorator = click.option(
+    "--cost",
+    multiple=True,
+    type=Cost(),
+    callback=_mapped,
+    metavar="UNIT=AMOUNT",
+    help="What it costs, once per unit; a number alone is requests. Default: 1 request.",
+)
+key_option: Decorator = click.option(
+    "--key",
+    multiple=True,
+    type=Pair("org=acme"),
+    callback=_mapped,
+    metavar="BY=VALUE",
+    help="Who asks, for limits that are kept by a key; once per key.",
+)
+priority_option: Decorator = click.option(
+    "--priority", metavar="CLASS", help="The priority class. Default: the highest."
+)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def load_gates(context: click.Context) -> Gates:
+    """The gates of the configuration that the command line names."""
+    file = file_of(context)
+    if not os.path.exists(file):
+        right = "create one with `headgate init`, or name yours: --config PATH or $HEADGATE_CONFIG"
+        raise headgate.ConfigError("there is no such file", file=file, remedy=right)
+    return headgate.load(file)
+
+
+def find_gate(context: click.Context, name: str) -> Gate:
+    return load_gates(context)[name]
+
+
+def warn_if_alone(store: str) -> None:
+    """A store in memory is this process's own: nobody else's calls are in it."""
+    if store.startswith("memory:"):
+        text = 'the store is memory://, which no two processes share; take store = "sqlite:///headgate.db"'
+        click.echo(f"headgate: note: {text}", err=True)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def interactive() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def shown(url: str) -> str:
+    """A store's URL for people to see: without what may be a password."""
+    scheme, separator, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return scheme + separator + place.rpartition("@")[2] + slash + path.partition("?")[0]
+
+
+def file_of(context: click.Context) -> str:
+    """The configuration file that is meant, whether it is there or not."""
+    return context.obj or os.environ.get("HEADGATE_CONFIG") or "headgate.toml"

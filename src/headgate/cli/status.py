@@ -1,0 +1,49 @@
+"""`headgate status`: what every gate is doing, once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from . import params
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .view import View
+
+
+@click.command()
+@click.argument("gate", required=False)
+@params.key_option
+@params.json_option
+@click.pass_context
+def status(context: click.Context, gate: str | None, key: dict[str, str] | None, as_json: bool) -> None:
+    """Show how full each limit is, who waits, and who holds what.
+
+    All gates, or GATE alone. Spends nothing. With --key also the limits of that key.
+    """
+    from .view import gate_lines, look, make_console, plain_signs, stacked
+
+    gates = params.load_gates(context)
+    if key is not None and gate is None:
+        raise click.UsageError("--key belongs to one gate: name it", context)
+    names = [gate] if gate is not None else list(gates)
+    views = [look(gates[name], gates.config[name].limits, key) for name in names]
+    if as_json:
+        params.print_json({"gates": [as_values(view) for view in views]})
+        return
+    console = make_console()
+    plain = plain_signs(console)
+    console.print(stacked([gate_lines(view, console.width, plain=plain) for view in views]))
+    for store in sorted({gates.config[name].store for name in names}):
+        params.warn_if_alone(store)
+
+
+def as_values(view: View) -> dict[str, Any]:
+    """What `--json` prints of a gate: the fields of `Usage`, and the holders."""
+    values = asdict(view.usage)
+    values["limits"] = [asdict(row) for row in (*view.usage.limits, *view.busiest)]
+    return values | {"holders": [asdict(holder) for holder in view.holders]}

@@ -1,0 +1,138 @@
+"""`headgate top`: every gate, live."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+
+import click
+from rich.text import Text
+
+from headgate import HeadgateError
+
+from . import params
+from .view import gate_lines, look, make_console, plain_signs, stacked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, Group
+
+    from headgate.gate.gates import Gates
+
+#: How many moments of a limit's past are kept for its course.
+PAST = 60
+
+
+@click.command()
+@click.argument("gate", required=False)
+@click.option("--every", default="1s", type=params.Duration(), show_default=True, help="How often to look.")
+@click.pass_context
+def top(context: click.Context, gate: str | None, every: str | float) -> None:
+    """Show the gates live: bars, the line, pauses, holders.
+
+    q or Ctrl-C ends it. Where the output is no terminal it prints one frame and ends.
+    """
+    from headgate import duration
+
+    gates = params.load_gates(context)
+    names = [gate] if gate is not None else list(gates)
+    for name in names:
+        gates.config[name]  # a gate that is not there is an error, not an empty frame
+    console = make_console()
+    screen = Screen(gates, names, console, params.file_of(context))
+    if not console.is_terminal:
+        console.print(screen.frame(None, strict=True))
+        return
+    watch(screen, console, duration.parse(every) / 1e6)
+
+
+def watch(screen: Screen, console: Console, every: float) -> None:
+    from rich.live import Live
+
+    with keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(screen.frame(console.height), refresh=True)
+                if pressed(every) in ("q", "Q", "\x1b"):
+                    return
+        except KeyboardInterrupt:
+            return
+
+
+class Screen:
+    """Draws frames, and remembers how full each limit was."""
+
+    def __init__(self, gates: Gates, names: Sequence[str], console: Console, file: str) -> None:
+        self._gates = gates
+        self._names = names
+        self._console = console
+        self._file = file
+        self._plain = plain_signs(console)
+        self._past: dict[str, dict[tuple[str, str | None], deque[float]]] = {name: {} for name in names}
+
+    def frame(self, height: int | None, strict: bool = False) -> Group:
+        """All gates at this moment, cut to the height by showing fewer holders. `strict` raises what goes wrong."""
+        width = self._console.width
+        views = []
+        problems = []
+        for name in self._names:
+            try:
+                view = look(self._gates[name], self._gates.config[name].limits)
+            except HeadgateError as error:
+                if strict:
+                    raise
+                problems.append([Text(f"{name}: {error}", style="red")])
+                continue
+            past = self._past[name]
+            for row in (*view.usage.limits, *view.busiest):
+                past.setdefault((row.name, row.key), deque(maxlen=PAST)).append(row.utilisation)
+            views.append(replace(view, history=past) if height is not None else view)
+        most = 10
+        while True:
+            blocks = [gate_lines(view, width, most, self._plain) for view in views] + problems
+            tall = sum(len(block) + 1 for block in blocks) + 1
+            if height is None or tall <= height or most == 0:
+                return stacked([[self._title(width)], *blocks])
+            most -= 1
+
+    def _title(self, width: int) -> Text:
+        stores = sorted({params.shown(self._gates.config[name].store) for name in self._names})
+        left = f"headgate · {self._file} · {', '.join(stores)}"
+        right = f"{time.strftime('%H:%M:%S')}  q quits" if self._console.is_terminal else time.strftime("%H:%M:%S")
+        title = Text(left, style="bright_black")
+        title.truncate(max(10, width - len(right) - 2), overflow="ellipsis", pad=True)
+        return Text.assemble(title, "  ", (right, "bright_black"))
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits so many seconds for a key. Without a terminal to read from, it only waits."""
+    if not sys.stdin.isatty():
+        yield _pause
+        return
+    import termios
+    import tty
+
+    stream = sys.stdin.fileno()
+    before = termios.tcgetattr(stream)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([stream], [], [], seconds)
+        return sys.stdin.read(1) if ready else ""
+
+    try:
+        tty.setcbreak(stream)
+        yield pressed
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)
+
+
+def _pause(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

@@ -1,0 +1,274 @@
+"""How gates look in a terminal: bars, figures, the line, the pause, who holds what. `status`, `top` and `explain` use it.
+
+Everything is laid out for the width it is given: from 110 columns on there is room for longer bars, for when all that
+counts is back, and for the course of the last minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.text import Text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headgate import Gate, Holder, LimitUsage, Usage
+    from headgate.limits import Limit
+
+WIDE = 110
+EIGHTHS = " ▏▎▍▌▋▊▉"
+LEVELS = " ▁▂▃▄▅▆▇█"
+#: Gates with limits by a key: so many of the busiest keys are shown.
+KEYS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One gate at one moment, as it is shown."""
+
+    usage: Usage
+    holders: Sequence[Holder]
+    #: Limits that are kept by a key, which `usage` alone does not tell of.
+    keyed: Sequence[Limit] = ()
+    #: The usage of the busiest keys.
+    busiest: Sequence[LimitUsage] = ()
+    overridden: frozenset[tuple[str, str | None]] = frozenset()
+    history: Mapping[tuple[str, str | None], Sequence[float]] = field(default_factory=dict)
+
+
+def look(gate: Gate, limits: Sequence[Limit], key: Mapping[str, str] | None = None) -> View:
+    """Ask a gate for all that is shown of it. Spends nothing."""
+    holders = gate.holders()
+    if key is not None:
+        holders = [holder for holder in holders if all(holder.key.get(by) == value for by, value in key.items())]
+    overridden = frozenset((override.limit, override.key) for override in gate.overrides())
+    keyed = [limit for limit in limits if limit.by is not None]
+    return View(
+        usage=gate.usage(key),
+        holders=holders,
+        keyed=() if key is not None else keyed,
+        busiest=() if key is not None or not keyed else _busiest(gate, holders),
+        overridden=overridden,
+    )
+
+
+def _busiest(gate: Gate, holders: Sequence[Holder]) -> list[LimitUsage]:
+    """The limits by a key, of the keys that hold most."""
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    for holder in holders:
+        if holder.key:
+            key = tuple(sorted(holder.key.items()))
+            counts[key] = counts.get(key, 0) + 1
+    found: dict[tuple[str, str | None], LimitUsage] = {}
+    for key in sorted(counts, key=lambda key: (-counts[key], key))[:KEYS_SHOWN]:
+        for usage in gate.usage(dict(key)).limits:
+            if usage.key is not None:
+                found.setdefault((usage.name, usage.key), usage)
+    return sorted(found.values(), key=lambda usage: (usage.name, -usage.used, usage.key or ""))
+
+
+def plain_signs(console: Console) -> bool:
+    """Whether the terminal or the file cannot show block characters."""
+    return not (console.encoding or "").lower().replace("-", "").startswith("utf8")
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def span(seconds: float) -> str:
+    """A time in at most six characters: 0.3 s, 42 s, 3m05s, 2h10m, 4d02h."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def amount(value: float) -> str:
+    """Whole numbers as such, others with as many digits as they are worth."""
+    if value == int(value) or value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def colour(share: float) -> str:
+    return "red" if share >= 0.9995 else "yellow" if share >= 0.8 else "green"
+
+
+def bar(share: float, width: int, plain: bool = False) -> Text:
+    """How full it is. Something is never shown as nothing, and not quite full never as full."""
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    if share > 0:
+        eighths = max(1, eighths)
+    if share < 0.9995:
+        eighths = min(eighths, width * 8 - 1)
+    full, part = divmod(eighths, 8)
+    if plain:
+        return Text("#" * full + "." * (width - full))
+    filled = "█" * full + (EIGHTHS[part] if part else "")
+    return Text.assemble((filled, colour(share)), ("░" * (width - len(filled)), "bright_black"))
+
+
+def course(shares: Sequence[float], width: int, plain: bool = False) -> Text:
+    """How full it was, the latest on the right."""
+    latest = list(shares)[-width:]
+    if plain:
+        return Text("")
+    signs = "".join(LEVELS[max(1 if share > 0 else 0, round(min(1.0, share) * 8))] for share in latest)
+    return Text(signs.rjust(width), style="cyan")
+
+
+def fit(text: str, width: int) -> str:
+    """Cut or filled to exactly so many cells; what is cut ends with an ellipsis."""
+    if cell_len(text) > width:
+        while text and cell_len(text) > width - 1:
+            text = text[:-1]
+        text += "…"
+    return text + " " * (width - cell_len(text))
+
+
+# --- a gate -------------------------------------------------------------------------------------------------------
+
+
+def gate_lines(view: View, width: int, holders: int = 5, plain: bool = False) -> list[Text]:
+    """The whole of a gate, as lines that fit the width; at most `holders` of those who hold something."""
+    usage = view.usage
+    lines = [_heading(view, width, plain)]
+    rows = [*usage.limits, *view.busiest]
+    name_width = min(26 if width >= WIDE else 18, max([len(_name(row)) for row in rows], default=4))
+    lines += _limit_lines(view, rows, name_width, width, plain)
+    shown = {row.name for row in view.busiest}
+    for limit in view.keyed:
+        if limit.name not in shown:
+            about = f"{amount(limit.limit)} per {limit.by}; look at one with --key {limit.by}=…"
+            lines.append(Text.assemble("  ", fit(limit.name, name_width), "  ", (about, "bright_black")))
+    lines += _holder_lines(view, width, holders)
+    for line in lines:
+        line.rstrip()
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _name(row: LimitUsage) -> str:
+    return row.name if row.key is None else f"{row.name} {row.key}"
+
+
+def _heading(view: View, width: int, plain: bool) -> Text:
+    usage = view.usage
+    facts: list[tuple[str, str]] = []
+    if usage.paused_until is not None:
+        why = f": {usage.pause_reason}" if usage.pause_reason else ""
+        facts.append((f"paused for {span(usage.paused_until)}{why}", "bold red"))
+    facts.append((f"{usage.waiting:,} waiting", "bold yellow" if usage.waiting else "bright_black"))
+    if view.holders:
+        facts.append((f"{len(view.holders):,} in flight", "cyan"))
+    right = Text("")
+    for text, style in facts:
+        right.append(" · " if right else "", "bright_black")
+        right.append(fit(text, min(len(text), max(20, width - 40))), style)
+    left = Text(usage.gate, style="bold")
+    rule = ("-" if plain else "─") * max(2, width - left.cell_len - right.cell_len - 2)
+    return Text.assemble(left, " ", (rule, "bright_black"), " ", right)
+
+
+def _limit_lines(view: View, rows: Sequence[LimitUsage], name_width: int, width: int, plain: bool) -> list[Text]:
+    """One line per limit, in columns: the bars take the room that the rest leaves."""
+    wide = width >= WIDE
+    figures = [_figures(row, wide) for row in rows]
+    notes = [_notes(view, row, wide) for row in rows]
+    figures_width = max([len(text) for text in figures], default=0)
+    notes_width = max([len(text) for text in notes], default=0)
+    course_width = 16 if wide and view.history and not plain else 0
+    rest = 2 + name_width + 2 + 6 + figures_width + 2 + len("next in 59m59s")
+    bar_width = max(8, min(44, width - rest - (course_width and course_width + 2) - (notes_width and notes_width + 2)))
+    lines = []
+    for row, figure, note in zip(rows, figures, notes, strict=True):
+        soon = "free" if row.next_free <= 0 else f"next in {span(row.next_free)}"
+        line = Text.assemble(
+            "  ",
+            (fit(_name(row), name_width), "bold" if row.key is None and "@" not in row.name else ""),
+            "  ",
+            bar(row.utilisation, bar_width, plain),
+            f" {row.utilisation:>4.0%} ",
+            fit(figure, figures_width),
+            "  ",
+            (fit(soon, len("next in 59m59s")), "green" if soon == "free" else "yellow"),
+        )
+        if course_width:
+            line.append("  ")
+            line.append_text(course(view.history.get((row.name, row.key), ()), course_width))
+        if note:
+            line.append(f"  {note}", "magenta")
+        lines.append(line)
+    return lines
+
+
+def _figures(row: LimitUsage, wide: bool) -> str:
+    text = f"{amount(row.used)}/{amount(row.limit)}"
+    if wide or row.unit != "requests":
+        text += " slots" if row.kind == "concurrency" else f" {row.unit}"
+    return text
+
+
+def _notes(view: View, row: LimitUsage, wide: bool) -> str:
+    notes = []
+    if (row.name, row.key) in view.overridden:
+        notes.append("override")
+    if row.maximum is not None:
+        notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
+    if wide and row.time_left:
+        notes.append(f"{'resets' if row.kind == 'quota' else 'all free'} in {span(row.time_left)}")
+    return ", ".join(notes)
+
+
+def _holder_lines(view: View, width: int, most: int) -> list[Text]:
+    if not view.holders or most <= 0:
+        return []
+    wide = width >= WIDE
+    name_width = 48 if wide else 30
+    keyed = any(holder.key or holder.priority for holder in view.holders[:most])
+    lines = []
+    for holder in view.holders[:most]:
+        key = ",".join(f"{by}={value}" for by, value in sorted(holder.key.items()))
+        about = " ".join(part for part in (key, holder.priority or "") if part)
+        line = Text.assemble(
+            "  ",
+            ("· ", "bright_black"),
+            (fit(holder.holder or "(no name)", name_width), "" if holder.holder else "bright_black"),
+            f" held {span(holder.since):>6}",
+            (f"  lease {span(holder.expires):>6}", "bright_black" if holder.expires > 5 else "yellow"),
+            (f"  {fit(about, 24) if wide else about}" if keyed else "", "cyan"),
+        )
+        if wide:
+            line.append(f"  {holder.id}", "bright_black")
+        lines.append(line)
+    more = len(view.holders) - most
+    if more > 0:
+        lines.append(Text(f"  · and {more:,} more: headgate leases list {view.usage.gate}", style="bright_black"))
+    return lines
+
+
+def stacked(blocks: Sequence[Sequence[Text]]) -> Group:
+    """Gates one under the other, a line of air between them."""
+    lines: list[Text] = []
+    for number, block in enumerate(blocks):
+        lines += ([Text("")] if number else []) + list(block)
+    return Group(*lines)
+
+
+def make_console() -> Console:
+    """The console of standard output. What is piped is wide, so that nothing is cut for whoever reads it."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=140)
+    return console

@@ -1,0 +1,153 @@
+"""What only a terminal shows: `top` redrawing until q, a question that is asked, Ctrl-C that reaches a program once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate.stores import open_store
+
+CONFIG = """
+store = "sqlite:///{folder}/state.db"
+
+[gates.adobe]
+limits = [
+  {{ window = 3, per = "1h", name = "rpm" }},
+  {{ concurrency = 2, name = "in_flight" }},
+]
+"""
+
+
+class Terminal:
+    """A program in a terminal of its own, of a given size."""
+
+    def __init__(self, folder: Path, arguments: list[str], columns: int = 80, lines: int = 24) -> None:
+        self.text = ""
+        self.pid, self.end = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), LINES=str(lines))
+            os.execv(sys.executable, [sys.executable, "-m", "headgate", *arguments])
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def see(self, pattern: str, seconds: float = 20.0) -> None:
+        """Read until the pattern is seen."""
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"{pattern!r} is not in {self.text!r}"
+            assert self._more(0.1), f"it ended without {pattern!r}: {self.text!r}"
+
+    def type(self, keys: str) -> None:
+        os.write(self.end, keys.encode())
+
+    def ended(self) -> int:
+        """Read to the end; the exit code."""
+        while self._more(20.0):
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _more(self, seconds: float) -> bool:
+        if select.select([self.end], [], [], seconds)[0]:
+            try:
+                data = os.read(self.end, 65536)
+            except OSError:  # how Linux says that nobody has the other end any more
+                return False
+            self.text += data.decode(errors="replace")
+            return bool(data)
+        return True
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.end)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[headgate.Gate]:
+    (tmp_path / "headgate.toml").write_text(CONFIG.format(folder=tmp_path))
+    loaded = headgate.load(tmp_path / "headgate.toml")
+    yield loaded["adobe"]
+    open_store(loaded.config.store).close()
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+@pytest.mark.parametrize(("keys", "columns"), [("q", 80), ("\x03", 140)])
+def test_top_redraws_until_q_or_ctrl_c(
+    gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path, keys: str, columns: int
+) -> None:
+    terminal = Terminal(tmp_path, ["top", "--every", "100ms"], columns)
+    terminals.append(terminal)
+    terminal.see(r"0/3")
+    with gate.acquire(holder="chunk_001.pdf"):
+        terminal.see(r"1/3")
+        terminal.see(r"chunk_001\.pdf")
+    terminal.type(keys)
+    assert terminal.ended() == 0
+    assert "Traceback" not in terminal.text
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1)])
+def test_reset_asks_where_there_is_somebody_to_ask(
+    gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path, answer: str, left: int
+) -> None:
+    gate.acquire().release()
+    terminal = Terminal(tmp_path, ["reset", "adobe"])
+    terminals.append(terminal)
+    terminal.see(r"Forget all that counts on gate 'adobe'\?")
+    terminal.type(answer)
+    assert terminal.ended() == 0
+    assert gate.usage()["rpm"].used == left
+
+
+def test_ctrl_c_reaches_the_program_once(gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "count = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: count.append(1))\n"
+        "print('running', flush=True)\n"
+        "while not count: time.sleep(0.01)\n"
+        "time.sleep(0.5); print(f'got {len(count)}', flush=True); sys.exit(9)"
+    )
+    terminal = Terminal(tmp_path, ["acquire", "adobe", "--", sys.executable, "-c", program])
+    terminals.append(terminal)
+    terminal.see("running")
+    terminal.type("\x03")
+    assert terminal.ended() == 9
+    assert "got 1" in terminal.text
+    assert gate.usage()["in_flight"].used == 0
+
+
+def test_ctrl_c_while_it_waits_leaves_the_line(gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path) -> None:
+    with gate.acquire(), gate.acquire():
+        terminal = Terminal(tmp_path, ["acquire", "adobe", "--", "true"])
+        terminals.append(terminal)
+        terminal.see("waiting for gate")
+        while not gate.usage().waiting:
+            time.sleep(0.01)
+        terminal.type("\x03")
+        assert terminal.ended() == 130
+        assert "Traceback" not in terminal.text
+        assert gate.usage().waiting == 0
