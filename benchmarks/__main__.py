@@ -1,0 +1,84 @@
+"""Run the benchmarks, print their tables, and with --write make the results page."""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import benchmarks
+from benchmarks.floor import make_floor
+from benchmarks.measure import Contender, Table, calling, measure, ratio, timing_table
+
+PREFIX = "bench_"
+
+
+def modules() -> list[str]:
+    """The names of the benchmarks: every ``bench_NAME.py`` beside this file. Each has ``run(quick) -> list[Table]``."""
+    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    return sorted(name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX))
+
+
+def run_module(name: str, quick: bool) -> list[Table]:
+    run: Callable[[bool], list[Table]] = importlib.import_module(f"benchmarks.{PREFIX}{name}").run
+    return run(quick)
+
+
+def noise(quick: bool) -> Table:
+    """The same code under two names. What differs from 1.00 here is the machine, in every other table too."""
+    contenders = [Contender("floor", calling(make_floor)), Contender("floor again", calling(make_floor))]
+    samples = measure(contenders, operations=20_000, rounds=9 if quick else 25)
+    spread = ratio(samples, "floor again", "floor")
+    note = (
+        f"The ratio of the floor to itself should be 1.00; half of the rounds gave {spread.low:.2f} to "
+        f"{spread.high:.2f}. A difference smaller than that says nothing."
+    )
+    return timing_table("Noise of this machine", samples, "floor", note=note)
+
+
+def machine() -> str:
+    """Where the figures are from, in one line."""
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return (
+        f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores{load}."
+    )
+
+
+def page(tables: Sequence[Table]) -> str:
+    head = (
+        "# Benchmarks\n\n"
+        'Written by `make bench ARGS="--write docs/benchmarks.md"`; do not edit. Each table is from one run, in which '
+        "the contenders took turns. Trust the ratios, not the absolute figures."
+    )
+    return "\n\n".join([head, machine(), *(table.as_markdown() for table in tables)]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(modules())}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: for a look, not for a result")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also write the results to this Markdown page")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(modules()))
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(modules())}")
+
+    print(machine(), flush=True)
+    tables = [noise(options.quick)]
+    print(f"\n{tables[0].as_text()}", flush=True)
+    for name in options.names or modules():
+        for table in run_module(name, options.quick):
+            tables.append(table)
+            print(f"\n{table.as_text()}", flush=True)
+    if options.write:
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text(page(tables), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
