@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Bucket, Denied, Gate, Window
+from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock, FakeUpstream
 from tests.oracle import GateOracle
 from tests.stores import STORES, examples
@@ -159,3 +160,18 @@ def test_what_was_cancelled_can_be_had_again_at_the_same_time(store: str) -> Non
         for place in places[2:4]:
             place.cancel()
         assert [gate.reserve().delay for _ in range(2)] == [2, 3]
+
+
+def test_a_promise_bucket_of_an_idle_key_is_forgotten_once_its_promises_are_long_past() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    gate = Gate("g", [Bucket(1, per="1s", slack=0, by="org")], store=store, waiting="promise")
+    for number in range(20):
+        for _ in range(3):
+            gate.reserve(key={"org": f"idle-{number}"})
+    assert len(store._gates["g"].states) == 20
+    clock.advance("3h")
+    for _ in range(600):
+        gate.reserve(key={"org": "busy"})
+        clock.advance("1s")
+    assert len(store._gates["g"].states) == 1

@@ -88,4 +88,4 @@ class Peek(Command):
             for expires, id in leases.scan(now + 1):
                 ref, at, _, holder = leases.get(id)[:4]
                 rows[id] = (id, holder, dict(ref[3]), at, expires, ref[1])
-        return tuple(sorted(rows.values(), key=lambda row: row[3]))
+        return tuple(sorted(rows.values(), key=lambda row: (row[3], row[0])))

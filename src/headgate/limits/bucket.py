@@ -77,9 +77,12 @@ class Bucket(RateLimit):
 
     @staticmethod
     def until(records: Records, member: str, state: Any) -> int:
+        last, units = state[2], state[1] + state[3]
         if state[5]:
-            return NEVER
-        return int(state[2] + (state[1] + state[3]) * state[4][0] + state[4][1]) + 1
+            charges = records.promised[member]
+            for time, _ in charges.scan():
+                last, units = time, units + charges.get(time)
+        return int(last + units * state[4][0] + state[4][1]) + 1
 
     def largest(self, value: float) -> float:
         return self.burst * (value / self.limit)
