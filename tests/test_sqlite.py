@@ -696,7 +696,7 @@ def test_who_holds_the_file_and_does_nothing_is_told_within_a_moment_and_later_a
     store.decide(ask())
     with writing(path):
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="held the write lock for 250 ms") as caught:
+        with pytest.raises(StoreUnavailable, match="held the write lock for 200 ms") as caught:
             store.decide(ask())
         assert 0.2 < time.monotonic() - began < 2.0
         assert path in str(caught.value)

@@ -36,7 +36,7 @@ SYNCHRONOUS = ("normal", "full", "off")
 
 #: Seconds for which nobody may have made progress before the file counts as out of reach; while the log is written back,
 #: which is progress of a kind, rather more.
-PATIENCE, SLOW_DISK = 0.25, 1.0
+PATIENCE, SLOW_DISK = 0.2, 1.0
 
 #: Small pages: a decision changes a few short rows, and every page that it touches is copied and summed up as a whole.
 _PAGE = 1024
