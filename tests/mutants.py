@@ -176,6 +176,20 @@ MUTANTS = [
         "if at == rank and share < 1.0:",
         "a class, together with those below it, uses at most its share",
     ),
+    Mutant(
+        "line-not-served-after-a-confirmation",
+        "line.py",
+        "return not plan.lane and now < meta_of(records).timer_at <= now + plan.model.soonest",
+        "return now < meta_of(records).timer_at",
+        "what a confirmation gives back is used as soon as it is free",
+    ),
+    Mutant(
+        "line-not-served-for-a-new-lane",
+        "line.py",
+        "if woke or not (known and behind) or now >= meta.timer_at:",
+        "if woke or not known or now >= meta.timer_at:",
+        "the first of a lane is looked at when it comes",
+    ),
 ]
 
 TESTS = [
@@ -184,6 +198,7 @@ TESTS = [
         *(
             "test_core_limit_suite",
             "test_core_store_suite",
+            "test_core_serving",
             "test_core_line",
             "test_core_promises",
             "test_core_endings",

@@ -12,39 +12,21 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from histories import DEEDS, FAMILIES, PASSED, History, generated, plain, some_ask, usual_deed
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.commands import Admit, Cancel, Command, Configure, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from headgate.model import SECOND, Snapshot
-from headgate.plan import Policy
+from headgate.commands import Command, Pause
+from headgate.model import SECOND
 from headgate.records import DictRecords
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore
 from headgate.testing import FakeClock
-
-
-def generated(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-
-
-def plain(value: Any) -> Any:
-    """Tuples and lists alike: a store may hand back either."""
-    if isinstance(value, tuple | list):
-        return tuple(plain(part) for part in value)
-    if isinstance(value, Exception):
-        return (type(value), str(value))
-    if isinstance(value, Snapshot):
-        # Leases of the same moment are in no order.
-        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row[3], row[0]))))
-    return value
 
 
 class Both:
@@ -249,123 +231,18 @@ def test_a_long_order_is_walked_in_pieces(size: int) -> None:
 
 # --- whole histories --------------------------------------------------------------------------------------------------
 
-POLICIES = [
-    Policy("rates", [Window(5, per="10s", name="w"), Bucket(4, per="4s", name="b", by="org")]),
-    Policy("slots", [Concurrency(2, lease="5s", name="all"), Concurrency(1, lease="5s", name="org", by="org")]),
-    Policy(
-        "classes",
-        [Window(6, per="10s", name="w"), Concurrency(3, lease="8s", name="c")],
-        priorities={"live": 1.0, "batch": 0.5},
-    ),
-    Policy("adaptive", [Concurrency(6, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
-    Policy("promises", [Bucket(3, per="3s", name="b"), Window(6, per="10s", name="w")], waiting="promise"),
-    Policy("quota", [Quota(5, per="minute", name="q"), Bucket(10, per="1m", name="b", unit="pu")]),
-]
-
-DEEDS = st.one_of(
-    st.tuples(st.just("admit"), st.integers(0, 5)),
-    st.tuples(st.just("stand"), st.integers(0, 5)),
-    st.tuples(st.just("remembered"), st.integers(0, 3)),
-    st.tuples(st.just("settle"), st.integers(0, 20), st.sampled_from(["ok", "error", "unsent", "rate_limited", None])),
-    st.tuples(st.just("release"), st.integers(0, 20), st.sampled_from(["ok", "unsent"])),
-    st.tuples(st.just("take"), st.integers(0, 20)),
-    st.tuples(st.just("cancel"), st.integers(0, 20)),
-    st.tuples(st.just("beat"), st.integers(0, 2)),
-    st.tuples(st.just("override"), st.sampled_from([None, 1, 2, 7])),
-    st.tuples(st.just("pause"), st.sampled_from([0, SECOND, 3 * SECOND])),
-    st.tuples(st.just("reset"), st.booleans()),
-    st.tuples(st.just("look"), st.booleans()),
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 1), st.booleans(), PASSED, st.lists(DEEDS, min_size=1, max_size=4)), max_size=14
 )
 
 
-class History:
-    """Turns deeds into commands on one policy, and remembers what was granted and who stands."""
-
-    def __init__(self, pair: Both, policy: Policy) -> None:
-        self.pair = pair
-        self.policy = policy
-        self.made = 0
-        self.asks: list[tuple[Any, str]] = []
-        self.at: dict[str, int] = {}
-
-    def plan(self, number: int) -> Any:
-        cost: Any = 1 + number % 2
-        if "pu" in self.policy.units:
-            cost = {"requests": 1, "pu": 0.5 + number}
-        key = {"org": "ab"[number % 2]} if self.policy.keys else None
-        names = [None, *self.policy.priorities]
-        return self.policy.plan(cost, key, names[number % len(names)])
-
-    def ask(self, number: int) -> tuple[Any, str]:
-        self.made += 1
-        plan, id = self.plan(number), f"ask-{self.made}"
-        self.asks.append((plan, id))
-        self.pair.listen(id)
-        return plan, id
-
-    def some(self, number: int) -> tuple[Any, str]:
-        return self.asks[-1 - number % len(self.asks)] if self.asks else self.ask(number)
-
-    def command(self, deed: str, *rest: Any) -> Command:
-        policy, promises = self.policy, self.policy.waiting == "promise"
-        if deed == "admit" and not promises:
-            plan, id = self.ask(rest[0])
-            return Admit(plan, id, "me", plan.lease)
-        if deed in ("admit", "stand"):
-            plan, id = self.ask(rest[0])
-            session = f"session-{rest[0] % 3}"
-            return Stand(plan, id, None, plan.lease, waits=not promises, session=session, latest=5 * SECOND)
-        if deed == "remembered":
-            plan = self.plan(rest[0])
-            self.asks.append((plan, f"known-{rest[0]}"))
-            return Stand(plan, f"known-{rest[0]}", None, plan.lease, remembered=True)
-        if deed == "settle":
-            plan, id = self.some(rest[0])
-            delay = SECOND if rest[1] == "rate_limited" and rest[0] % 2 else 0
-            return Settle(plan, self.at.get(id, self.pair.clock()), id, rest[1], True, delay)
-        if deed == "release":
-            return Release(policy, self.some(rest[0])[1], rest[1])
-        if deed == "take":
-            plan, id = self.some(rest[0])
-            return Stand(plan, id, None, plan.lease, waits=not promises, session="session-0")
-        if deed == "cancel":
-            return Cancel(policy, self.some(rest[0])[1])
-        if deed == "beat":
-            tickets = tuple(id for _, id in self.asks[-3:])
-            plan, id = self.some(0)
-            leases = ((plan, id, self.at.get(id, 0), plan.lease, 1, None),) if plan.lease else ()
-            return Renew(policy.name, leases, f"session-{rest[0]}", tickets)
-        if deed == "override":
-            return Configure(policy.name, policy.limits[0].name, rest[0])
-        if deed == "pause":
-            return Pause(policy.name, rest[0], "for a test")
-        if deed == "reset":
-            return Reset(policy.name, policy.limits[0].name if rest[0] else None)
-        return Peek(policy, leases=True, plan=self.plan(0) if rest[0] else None)
-
-    def execute(self, deeds: list[Any], which: int) -> None:
-        commands = [self.command(*deed) for deed in deeds]
-        for command, reply in zip(commands, self.pair.execute(commands, which), strict=True):
-            if isinstance(reply, tuple) and isinstance(command, Admit):
-                self.at[command.id] = reply[0]
-
-
-BATCHES = st.lists(
-    st.tuples(
-        st.integers(0, 1), st.booleans(), st.sampled_from([0, 1, 50_000, SECOND, 4 * SECOND, 11 * SECOND]),
-        st.lists(DEEDS, min_size=1, max_size=4),
-    ),
-    max_size=14,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_a_file_decides_as_memory_does(policy: Policy) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_decides_as_memory_does(family: str) -> None:
     @generated(40)
     @given(BATCHES)
     def same(batches: list[Any]) -> None:
         with both() as pair:
-            history = History(pair, policy)
+            history = History(pair, FAMILIES[family])
             for which, closing, passed, deeds in batches:
                 pair.clock.advance(microseconds=passed)
                 if closing:
@@ -376,26 +253,19 @@ def test_a_file_decides_as_memory_does(policy: Policy) -> None:
     same()
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_a_long_history_is_the_same_and_idle_state_is_reclaimed(policy: Policy) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_history_is_the_same_and_idle_state_is_reclaimed(family: str) -> None:
     numbers = random.Random(7)
-    kinds = ["admit", "stand", "settle", "release", "take", "beat", "look"]
     with both() as pair:
-        history = History(pair, policy)
+        history = History(pair, FAMILIES[family])
         for _ in range(600):
-            deeds: list[Any] = []
-            for _ in range(numbers.randrange(1, 4)):
-                deed = numbers.choice(kinds)
-                rest: list[Any] = [numbers.randrange(6)]
-                if deed in ("settle", "release"):
-                    rest.append(numbers.choice(["ok", "unsent"]))
-                deeds.append((deed, *rest))
+            deeds = [usual_deed(numbers) for _ in range(numbers.randrange(1, 4))]
             pair.clock.advance(microseconds=numbers.choice([0, 1000, SECOND // 3, SECOND]))
             history.execute(deeds, numbers.randrange(2))
         pair.check()
         pair.clock.advance("48h")
         for _ in range(300):
-            pair.execute([Pause(policy.name, 0)], numbers.randrange(2))
+            pair.execute([Pause(family, 0)], numbers.randrange(2))
         pair.check()
         left = {key[0] for key in pair.in_file() if isinstance(key, tuple)}
         assert not {space for space in left if space.split("/")[1] in ("windows", "leases", "permits")}
@@ -404,11 +274,11 @@ def test_a_long_history_is_the_same_and_idle_state_is_reclaimed(policy: Policy) 
 def test_many_gates_in_one_batch_are_the_same() -> None:
     numbers = random.Random(3)
     with both() as pair:
-        histories = [History(pair, policy) for policy in POLICIES]
+        histories = [History(pair, policies) for policies in FAMILIES.values()]
         for _ in range(120):
             commands = []
             for history in numbers.sample(histories, 3):
-                commands += [history.command("admit", numbers.randrange(6)), history.command("look", True)]
+                commands += [history.command("admit", some_ask(numbers)), history.command("look", (0, 0, 0, 0))]
             pair.clock.advance(microseconds=numbers.randrange(SECOND))
             pair.execute(commands, numbers.randrange(2))
         pair.check()

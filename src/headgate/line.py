@@ -33,10 +33,11 @@ from .records import amend, busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any, NamedTuple
 
     from .plan import Plan, Steps
-    from .records import Records
+    from .records import Records, Space
 
     class Ticket(NamedTuple):
         id: str
@@ -73,6 +74,9 @@ else:
     )
     Meta = namedtuple("Meta", "arrivals tiers timer timer_at blocked turns limit free_at")
 
+#: Where a ticket says so, for a heartbeat that looks at thousands.
+CALLED, HIDDEN = 13, 14
+
 #: A process that was not heard of for this long is dead.
 SESSION = 10 * SECOND
 
@@ -88,16 +92,35 @@ ASLEEP, MISSED = 1, 2
 
 def meta_of(records: Records) -> Meta:
     found = records.space("line").get("meta")
+    if found.__class__ is Meta:
+        return found  # type: ignore[no-any-return]
     return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
 
 
 def _ticket(records: Records, id: str) -> Ticket:
-    return Ticket(*records.space("tickets").get(id))
+    found = records.space("tickets").get(id)
+    # In memory it is the very one that was put there.
+    return found if found.__class__ is Ticket else Ticket(*found)
 
 
 def find(records: Records, id: str) -> Ticket | None:
-    found = records.space("tickets").get(id)
-    return None if found is None else Ticket(*found)
+    return None if records.space("tickets").get(id) is None else _ticket(records, id)
+
+
+def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
+    """The same ticket, called or hidden or neither."""
+    return Ticket._make((*ticket[:CALLED], called, hidden))
+
+
+def look_up(records: Records, ids: Iterable[str], called: list[str], unknown: list[str]) -> None:
+    """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
+    get = records.space("tickets").get
+    for id in ids:
+        found = get(id)
+        if found is None:
+            unknown.append(id)
+        elif found[CALLED] or found[HIDDEN] == MISSED:
+            called.append(id)
 
 
 def _lane_of(ticket: Ticket) -> str:
@@ -142,9 +165,9 @@ def hear(records: Records, now: int, session: str, own: str = "") -> bool:
         for _, id in list(records.space("of", session).scan()):
             ticket = _ticket(records, id)
             if ticket.hidden == ASLEEP:
-                _enter(records, ticket._replace(hidden=0))
+                _enter(records, _marked(ticket, ticket.called, 0))
     if own and (ticket := _ticket(records, own)).hidden:
-        _enter(records, ticket._replace(hidden=0))
+        _enter(records, _marked(ticket, ticket.called, 0))
         return True
     return asleep
 
@@ -158,7 +181,7 @@ def _put_to_sleep(records: Records, session: str) -> None:
         ticket = _ticket(records, id)
         if not ticket.called and not ticket.hidden:
             _leave(records, ticket)
-            records.space("tickets")[id] = tuple(ticket._replace(hidden=ASLEEP))
+            records.space("tickets")[id] = _marked(ticket, 0, ASLEEP)
 
 
 # --- standing in line -------------------------------------------------------------------------------------------
@@ -166,10 +189,11 @@ def _put_to_sleep(records: Records, session: str) -> None:
 
 def stand(
     records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
-) -> None:
-    """A new ticket at the end of its lane."""
+) -> bool:
+    """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody."""
     meta = meta_of(records)
-    hear(records, now, session)
+    known = records.space("sessions").get(session) is not None
+    woke = hear(records, now, session)
     rank = plan.rank
     place = len(records.space("tickets")) + 1
     ticket = Ticket(
@@ -178,27 +202,30 @@ def stand(
     )  # fmt: skip
     tiers = max(meta.tiers, rank + 1)
     turns = tuple(meta.turns) + (0.0,) * (tiers - len(meta.turns))
-    records.space("line")["meta"] = tuple(meta._replace(arrivals=meta.arrivals + 1, tiers=tiers, turns=turns))
+    records.space("line")["meta"] = Meta._make((meta.arrivals + 1, tiers, *meta[2:5], turns, *meta[6:]))
     records.space("of", session).put(id, None, meta.arrivals)
     if rank > 0:
         records.space("young").put(id, None, now + plan.policy.patience)
-    _enter(records, ticket)
+    behind = _enter(records, ticket)
     _count(records)
+    if woke or not (known and behind) or now >= meta.timer_at:
+        return True
+    # Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
+    # may end before anybody looks.
+    return rank > 0 and now + plan.policy.patience < meta.timer_at
 
 
 def remove(records: Records, now: int, ticket: Ticket) -> None:
     """A ticket leaves for good: taken, cancelled, or its process died. What a call holds is given back."""
     if ticket.called:
-        plan = recall(records, ticket.ref)
-        let_go(records, now, plan.steps, (ticket.id, 0, None))
-        freed(records, now, plan.steps)
-        records.space("calls").delete(ticket.id)
+        _take_off(records, now, ticket)
     elif not ticket.hidden:
         _leave(records, ticket)
         if ticket.lane:
             freed(records, now, recall(records, ticket.ref).steps)
     records.space("tickets").delete(ticket.id)
-    records.space("young").delete(ticket.id)
+    if ticket.tier:
+        records.space("young").delete(ticket.id)
     mine = records.space("of", ticket.session)
     mine.delete(ticket.id)
     if mine.first() is None:
@@ -217,8 +244,9 @@ def _count(records: Records) -> None:
                 records.drop(kind, name)
 
 
-def _enter(records: Records, ticket: Ticket) -> None:
-    records.space("tickets")[ticket.id] = tuple(ticket)
+def _enter(records: Records, ticket: Ticket) -> bool:
+    """Into its lane. Returns whether others of that lane were there."""
+    records.space("tickets")[ticket.id] = ticket
     lane = _lane_of(ticket)
     queue = records.space("lane", lane)
     queue.put(ticket.id, None, ticket.arrival)
@@ -232,18 +260,21 @@ def _enter(records: Records, ticket: Ticket) -> None:
         # Of lanes that come at the same turn, the first to come goes first.
         _turn(records, ticket.tier, 0.0, INSTANT)
         _make_ready(records, lane, tag)
-    elif row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
+        return False
+    if row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
         # It came back to the front of a parked lane: look at it afresh.
         _unpark(records, lane, row)
+    return True
 
 
 def _turn(records: Records, tier: int, least: float, by: float) -> float:
     """The virtual time of a tier moves on: to `least` at least, and by so much more. Returns it."""
     meta = meta_of(records)
-    turns = list(meta.turns)
-    turns[tier] = max(turns[tier], least) + by
-    records.space("line")["meta"] = tuple(meta._replace(turns=tuple(turns)))
-    return turns[tier]
+    was = meta.turns[tier]
+    turn = (was if was > least else least) + by
+    turns = (*meta.turns[:tier], turn, *meta.turns[tier + 1 :])
+    records.space("line")["meta"] = Meta._make((*meta[:5], turns, *meta[6:]))
+    return turn
 
 
 def _leave(records: Records, ticket: Ticket) -> None:
@@ -262,15 +293,14 @@ def _leave(records: Records, ticket: Ticket) -> None:
         due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
 
 
-def _advance(records: Records, ticket: Ticket) -> None:
+def _advance(records: Records, lane: str, ticket: Ticket) -> None:
     """The first of a ready lane was called: its lane's turn moves on by what the ticket takes."""
-    lane = _lane_of(ticket)
     queue = records.space("lane", lane)
     queue.delete(ticket.id)
     tag = records.space("lanes").get(lane)[0]
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
-    turn = _turn(records, ticket.tier, tag, ticket.weight / max(1, busy(records)[3]))
+    turn = _turn(records, ticket.tier, tag, ticket.weight / (busy(records)[3] or 1))
     if queue.first() is None:
         _close(records, lane, ticket, tag + ticket.weight, "")
     else:
@@ -306,8 +336,7 @@ def _make_ready(records: Records, lane: str, tag: float) -> None:
 
 
 def _class_of(lane: str) -> str:
-    tier, rank, _ = lane.split(".", 2)
-    return f"{tier}.{rank}"
+    return lane[: lane.index(".", lane.index(".") + 1)]
 
 
 def _order(lane: str, tag: float) -> float:
@@ -341,6 +370,21 @@ def freed(records: Records, now: int, steps: Steps) -> None:
             due.put(step[1], 1, now)
 
 
+def is_certain(records: Records, now: int, plan: Plan, call_ends: int) -> bool:
+    """Whether taking a call changes nobody's turn, so that the line need not be served.
+
+    What was held is charged instead. On rates that all share, that never lets anybody go sooner than was reckoned with
+    the hold; and whoever keeps the timer looks before the call would have run out.
+    """
+    return not plan.lease and not plan.lane and now < meta_of(records).timer_at < call_ends
+
+
+def is_early(records: Records, now: int, plan: Plan) -> bool:
+    """Whether a confirmation changes nobody's turn yet: what it gives back comes free `per` from now at the soonest, and
+    whoever keeps the timer looks before that."""
+    return not plan.lane and now < meta_of(records).timer_at <= now + plan.model.soonest
+
+
 # --- serving ----------------------------------------------------------------------------------------------------
 
 
@@ -364,14 +408,20 @@ def serve(records: Records, now: int) -> None:
     _call_all(records, now)
 
 
+def _take_off(records: Records, now: int, ticket: Ticket) -> None:
+    """A call ends: what it holds is free again."""
+    steps = recall(records, ticket.ref).steps
+    let_go(records, now, steps, (ticket.id, 0, None))
+    if ticket.lane:
+        freed(records, now, steps)
+    records.space("calls").delete(ticket.id)
+
+
 def _give_back(records: Records, now: int, id: str) -> None:
     ticket = _ticket(records, id)
-    plan = recall(records, ticket.ref)
-    let_go(records, now, plan.steps, (id, 0, None))
-    freed(records, now, plan.steps)
-    records.space("calls").delete(id)
+    _take_off(records, now, ticket)
     _put_to_sleep(records, ticket.session)
-    records.space("tickets")[id] = tuple(ticket._replace(called=0, hidden=MISSED))
+    records.space("tickets")[id] = _marked(ticket, 0, MISSED)
 
 
 def take_back(records: Records, now: int) -> None:
@@ -380,14 +430,14 @@ def take_back(records: Records, now: int) -> None:
         ticket = _ticket(records, id)
         let_go(records, now, recall(records, ticket.ref).steps, (id, 0, None))
         records.space("calls").delete(id)
-        _enter(records, ticket._replace(called=0))
+        _enter(records, _marked(ticket, 0, 0))
 
 
 def _promote(records: Records, id: str) -> None:
     ticket = _ticket(records, id)
     records.space("young").delete(id)
     if ticket.called or ticket.hidden:
-        records.space("tickets")[id] = tuple(ticket._replace(tier=0))
+        records.space("tickets")[id] = ticket._replace(tier=0)
         return
     _leave(records, ticket)
     _enter(records, ticket._replace(tier=0))
@@ -399,24 +449,29 @@ def _call_all(records: Records, now: int) -> None:
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
     tiers = meta_of(records).tiers
+    overrides = busy(records)[2]
     for tier in range(tiers):
         while True:
-            _look_again(records, now, looked)
+            _look_again(records, now, due, looked)
             lane = _next_lane(records, tier, tiers, blocked)
             if lane is None:
                 break
             ticket = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
             plan = recall(records, ticket.ref)
-            steps = plan.current(records) if busy(records)[2] else plan.steps
-            if busy(records)[2] and plan.too_large(steps) is not None:
-                # An override has made it impossible. Its waiter asks again, and is told so.
-                remove(records, now, ticket)
-                records.wakes.append(Wake(ticket.session, ticket.id))
-                continue
-            member = _ahead(records, steps, _order(lane, records.space("lanes").get(lane)[0]))
+            steps = plan.steps
+            if overrides:
+                steps = plan.current(records)
+                if plan.too_large(steps) is not None:
+                    # An override has made it impossible. Its waiter asks again, and is told so.
+                    remove(records, now, ticket)
+                    records.wakes.append(Wake(ticket.session, ticket.id))
+                    continue
+            member = None
+            if ticket.lane:
+                member = _ahead(records, steps, _order(lane, records.space("lanes").get(lane)[0]))
             at, step = (now + 1, None) if member else blocked_by(records, now, steps)
             if at <= now:
-                _call(records, now, ticket, steps, plan.policy.claim)
+                _call(records, now, lane, ticket, steps, plan.policy.claim)
             elif member or (step is not None and step[7]):
                 member = member or step[1]  # type: ignore[index]
                 _park(records, lane, member, at)
@@ -435,9 +490,8 @@ def _call_all(records: Records, now: int) -> None:
     _keep_timer(records, now, waits, tuple(blocked))
 
 
-def _look_again(records: Records, now: int, looked: dict[str, str]) -> None:
+def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> None:
     """Of every member that may have room now, the first parked lane gets ready; the next follows when that is called."""
-    due = records.space("due")
     while (first := due.first()) is not None and first[0] <= now:
         lane = records.space("parked", first[1]).first()
         due.delete(first[1])
@@ -453,8 +507,9 @@ def _look_again(records: Records, now: int, looked: dict[str, str]) -> None:
 def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> str | None:
     ranks = range(tiers) if tier == 0 else range(tier, tier + 1)
     best = None
+    behind = min([from_rank for _, from_rank in blocked], default=NEVER)
     for rank in ranks:
-        if any(rank >= from_rank for _, from_rank in blocked):
+        if rank >= behind:
             break
         first = records.space("ready", f"{tier}.{rank}").first()
         if first is not None and (best is None or first < best):
@@ -462,12 +517,13 @@ def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int,
     return None if best is None else best[1]
 
 
-def _call(records: Records, now: int, ticket: Ticket, steps: Steps, claim: int) -> None:
+def _call(records: Records, now: int, lane: str, ticket: Ticket, steps: Steps, claim: int) -> None:
     hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
-    _advance(records, ticket)
-    records.space("tickets")[ticket.id] = tuple(ticket._replace(called=now + claim))
+    _advance(records, lane, ticket)
+    records.space("tickets")[ticket.id] = _marked(ticket, now + claim, 0)
     records.space("calls").put(ticket.id, None, now + claim)
-    freed(records, now, steps)
+    if ticket.lane:
+        freed(records, now, steps)
     records.wakes.append(Wake(ticket.session, ticket.id))
 
 
@@ -511,5 +567,4 @@ def _keep_timer(
     limit, free_at = (waits[0][1], waits[0][0]) if waits else ("", now)
     if holder is not None and (timer != meta.timer or at < meta.timer_at):
         records.wakes.append(Wake(holder.session, holder.id, max(0, at - now)))
-    fresh = meta._replace(timer=timer, timer_at=at, blocked=blocked, limit=limit, free_at=free_at)
-    records.space("line")["meta"] = tuple(fresh)
+    records.space("line")["meta"] = Meta(meta.arrivals, meta.tiers, timer, at, blocked, meta.turns, limit, free_at)

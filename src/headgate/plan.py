@@ -8,7 +8,7 @@ same kind with a state of its own; nothing else knows of shares.
 from __future__ import annotations
 
 from .errors import InvalidInput
-from .limits import DUST, LARGEST, Concurrency, Limit, check_name, from_spec, positive
+from .limits import DUST, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 
 TYPE_CHECKING = False
@@ -50,8 +50,8 @@ _new = object.__new__
 class Model:
     """What all asks of one class and cost have in common. With a key it makes a plan."""
 
-    __slots__ = ("adapts", "final", "fits", "lease", "others", "plain", "policy", "rank", "ref", "rows", "slots", "weight",
-                 "whole")  # fmt: skip
+    __slots__ = ("adapts", "final", "fits", "lease", "others", "plain", "policy", "rank", "ref", "rows", "slots", "soonest",
+                 "weight", "whole")  # fmt: skip
 
     def __init__(self, policy: Policy, rows: Iterable[Row], rank: int, costs: Mapping[str, float]) -> None:
         self.policy = policy
@@ -71,6 +71,10 @@ class Model:
         self.adapts = len(fixed) < len(slots)
         #: The largest part of any limit that it takes: by this its lane's turn moves on.
         self.weight: float = max(row[3] / row[4] if not row[0].leased else 1.0 / row[4] for row in self.rows)
+        #: What is confirmed now comes free so many microseconds from now, at the soonest.
+        self.soonest = min(
+            (row[0].per for row in rates if isinstance(row[0], RateLimit) and row[0].confirmable), default=0
+        )
         self.fits = all(row[3] <= row[0].largest(row[4]) for row in self.rows)
         self.plain = self.fits and policy.waiting == "line" and not self.adapts
         self.lease = min((limit.lease for limit, _ in slots), default=0)

@@ -185,12 +185,15 @@ class DictSpace(dict):  # type: ignore[type-arg]
 
     def _order(self) -> None:
         """Give those that are fresh their places."""
-        pairs = [(score, member) for member, score in self.fresh.items()]
-        self.scores.update(self.fresh)
-        self.fresh.clear()
-        if len(pairs) > _CHUNK and 4 * len(pairs) > len(self.scores):
+        fresh, scores = self.fresh, self.scores
+        if len(fresh) > _CHUNK and 5 * len(fresh) > len(scores):
+            scores.update(fresh)
+            fresh.clear()
             self._sort()
             return
+        pairs = [(score, member) for member, score in fresh.items()]
+        scores.update(fresh)
+        fresh.clear()
         for pair in pairs:
             last = self.chunks[-1]
             if last and pair < last[-1]:
@@ -235,6 +238,14 @@ class _Spaces(dict):  # type: ignore[type-arg]
         return space
 
 
+class _Kinds(dict):  # type: ignore[type-arg]
+    """The same by kind."""
+
+    def __missing__(self, kind: str) -> _Spaces:
+        spaces = self[kind] = _Spaces()
+        return spaces
+
+
 class DictRecords:
     """The state of one gate in memory."""
 
@@ -249,18 +260,10 @@ class DictRecords:
         self.windows = _Spaces()
         self.leases = _Spaces()
         self.promised = _Spaces()
-        self.kinds: dict[str, _Spaces] = {
-            "windows": self.windows,
-            "leases": self.leases,
-            "promised": self.promised,
-        }
+        self.kinds = _Kinds(windows=self.windows, leases=self.leases, promised=self.promised)
 
     def space(self, kind: str, name: str = "") -> DictSpace:
-        spaces = self.kinds.get(kind)
-        if spaces is None:
-            spaces = self.kinds[kind] = _Spaces()
-        found: DictSpace = spaces[name]
-        return found
+        return self.kinds[kind][name]  # type: ignore[no-any-return]
 
     def drop(self, kind: str, name: str = "") -> None:
         spaces = self.kinds.get(kind)

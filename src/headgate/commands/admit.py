@@ -142,8 +142,8 @@ class Admit(Command):
         if not self.waits:
             return self._wait(records, now, at, last)
         remember(records, plan.policy)
-        line.stand(records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered)
-        line.serve(records, now)
+        if line.stand(records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered):
+            line.serve(records, now)
         ticket = line.find(records, self.id)
         assert ticket is not None
         return self._ticket(records, now, ticket)
@@ -178,7 +178,7 @@ class Admit(Command):
             # Taking a call: what was held goes, and the charge is stamped now.
             line.remove(records, now, ticket)
             grant = self._grant(records, now, steps_in_force(records, now, self.plan), now)
-            if busy(records)[3]:
+            if busy(records)[3] and not line.is_certain(records, now, self.plan, ticket.called):
                 line.serve(records, now)
             self._drop_own_wakes(records)
             return grant

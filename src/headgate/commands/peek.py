@@ -44,7 +44,10 @@ class Peek(Command):
             limits = tuple(self._describe(records, now, step) for step in steps)
             excessive = plan.too_large(steps)
             promising = self.policy.waiting == "promise"  # on its grid; in a line the answer is exact, as in `Admit`
-            at, step = earliest(records, now, steps, now) if promising else earliest_now(records, now, steps)
+            at: int = now
+            step: Step | None = None
+            if excessive is None:  # what never fits has no earliest moment, and looking for it would take as long
+                at, step = earliest(records, now, steps, now) if promising else earliest_now(records, now, steps)
             if excessive is not None:
                 decision = Refusal(excessive[4], too_large(excessive, plan), now=now)
             elif paused > now and paused >= at:

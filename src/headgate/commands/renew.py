@@ -39,15 +39,14 @@ class Renew(Command):
         expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases}
         called: list[str] = []
         unknown: list[str] = []
-        if self.tickets and busy(records)[3]:
-            line.hear(records, now, self.session)
+        if (
+            self.tickets
+            and busy(records)[3]
+            and (line.hear(records, now, self.session) or now >= line.meta_of(records).timer_at)
+        ):
             line.serve(records, now)
-        for id in self.tickets:
-            ticket = line.find(records, id)
-            if ticket is None:
-                unknown.append(id)
-            elif ticket.called or ticket.hidden == line.MISSED:
-                called.append(id)
+        if self.tickets:
+            line.look_up(records, self.tickets, called, unknown)
         meta = line.meta_of(records)
         gone = tuple(id for id, until in expires.items() if not until)
         sessions = len(records.space("sessions")) if self.tickets else 0

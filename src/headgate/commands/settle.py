@@ -82,7 +82,7 @@ class Settle(Command):
         steps = plan.current(records) if busy(records)[2] else plan.steps
         permit = records.space("permits").get(self.id) if self.remembered else None
         if permit is not None and permit[5]:
-            return ENDED  # releasing twice is harmless
+            return LOST  # releasing twice is harmless, and whoever comes second is told
         lost = adapted = False
         if plan.lease:
             lost = not self._lives(records, now, steps)
@@ -96,7 +96,8 @@ class Settle(Command):
             records.space("permits").put(self.id, (ref, at, now, fence, leased, True, worth), now + REMEMBER)
         if self.retry_after and outcome in ("rate_limited", "overloaded"):
             pause(records, now + self.retry_after, f"upstream: {outcome}")
-        if busy(records)[3]:
+        only_confirmed = outcome is None and self.actual is None
+        if busy(records)[3] and not (only_confirmed and line.is_early(records, now, plan)):
             line.freed(records, now, steps)
             line.serve(records, now)
         if outcome is None:
