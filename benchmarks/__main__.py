@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import os
 import pkgutil
 import platform
@@ -14,6 +15,9 @@ from benchmarks.floor import make_floor
 from benchmarks.measure import Contender, Table, calling, measure, ratio, timing_table
 
 PREFIX = "bench_"
+#: What `bench_peers` imports, and nobody else.
+PEERS = ("aiolimiter", "limits", "pyrate_limiter", "throttled")
+REMEDY = "`make bench` installs them, and so does pip install -e '.[bench]'; or name the benchmarks that you want"
 
 
 def modules() -> list[str]:
@@ -57,6 +61,16 @@ def page(tables: Sequence[Table]) -> str:
     return "\n\n".join([head, machine(), *(table.as_markdown() for table in tables)]) + "\n"
 
 
+def not_writable(page: Path) -> str:
+    """Why a page cannot be written; nothing where it can."""
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        with page.open("a", encoding="utf-8"):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(modules())}")
@@ -66,16 +80,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(options.names) - set(modules()))
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(modules())}")
+    names = options.names or modules()
+    absent = [peer for peer in PEERS if "peers" in names and importlib.util.find_spec(peer) is None]
+    if absent:
+        parser.error(f"the peers to compare with are not installed ({', '.join(absent)}): {REMEDY}")
+    if options.write and (problem := not_writable(options.write)):
+        parser.error(f"--write: {options.write}: {problem}")  # now: not after the run
 
     print(machine(), flush=True)
     tables = [noise(options.quick)]
     print(f"\n{tables[0].as_text()}", flush=True)
-    for name in options.names or modules():
+    for name in names:
         for table in run_module(name, options.quick):
             tables.append(table)
             print(f"\n{table.as_text()}", flush=True)
     if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text(page(tables), encoding="utf-8")
     return 0
 

@@ -151,3 +151,68 @@ def test_ctrl_c_while_it_waits_leaves_the_line(gate: headgate.Gate, terminals: l
         assert terminal.ended() == 130
         assert "Traceback" not in terminal.text
         assert gate.usage().waiting == 0
+
+
+def test_ctrl_c_ends_a_program_that_does_not_mind_and_frees_its_slot(
+    gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path
+) -> None:
+    program = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "print('running', flush=True)\n"
+        "time.sleep(60)"
+    )
+    terminal = Terminal(tmp_path, ["acquire", "adobe", "--", sys.executable, "-c", program])
+    terminals.append(terminal)
+    terminal.see("running")
+    terminal.type("\x03")
+    assert terminal.ended() == 128 + signal.SIGINT
+    assert "Traceback" not in terminal.text
+    assert gate.usage()["in_flight"].used == 0
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_frame_of_top_fits_the_terminal_and_is_redrawn_in_place(
+    gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path, columns: int
+) -> None:
+    with gate.acquire(holder="a name that is long " * 5):
+        gate.pause(60, "a reason that is long " * 5)
+        terminal = Terminal(tmp_path, ["top", "--every", "50ms"], columns, lines=12)
+        terminals.append(terminal)
+        terminal.see("paused for")
+        for _ in range(3):
+            terminal.see(r"(?s)\d\d:\d\d:\d\d  q quits.*\d\d:\d\d:\d\d  q quits")
+            terminal.text = terminal.text[terminal.text.rindex("headgate ·") :]
+        terminal.type("q")
+        assert terminal.ended() == 0
+    assert "\x1b[2J" not in terminal.text  # a screen that is cleared for every frame flickers
+    frame = terminal.text.split("\x1b[H")[0]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in frame.split("\r\n")]
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= columns
+
+
+SCENARIO = """
+strategies = ["headgate"]
+[jobs]
+count = 20000
+[fleet]
+workers = 100
+[call]
+network = "50ms"
+work = "1s"
+[upstream]
+limits = [{ sliding = 200, per = "1m" }]
+[gate]
+limits = [{ window = 200, per = "1m", slack = "2s" }]
+"""
+
+
+def test_a_long_simulation_shows_how_far_it_is(terminals: list[Terminal], tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(SCENARIO)
+    terminal = Terminal(tmp_path, ["simulate", "long.toml"], 100)
+    terminals.append(terminal)
+    terminal.see(r"headgate +.*[1-9][0-9,]*/20,000 calls", 30)
+    terminal.type("\x03")
+    assert terminal.ended() == 130
+    assert "Traceback" not in terminal.text

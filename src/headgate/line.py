@@ -93,7 +93,7 @@ ASLEEP, MISSED = 1, 2
 def meta_of(records: Records) -> Meta:
     found = records.space("line").get("meta")
     if found.__class__ is Meta:
-        return found  # type: ignore[no-any-return]
+        return found
     return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
 
 
@@ -535,8 +535,9 @@ def _with_calls_out(records: Records) -> set[str]:
 
 def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozenset()) -> Ticket | None:
     """Some ticket that stands in a lane, to keep the timer."""
-    for session in [member for _, member in records.space("sessions").scan()]:
-        if records.space("sessions").get(session) == 0 and session not in but_not:
+    sessions = records.space("sessions")
+    for _, session in sessions.scan():
+        if session not in but_not and sessions.get(session) == 0:
             for _, id in records.space("of", session).scan():
                 ticket = _ticket(records, id)
                 if not ticket.called and not ticket.hidden:

@@ -6,7 +6,7 @@ Steady state, by arithmetic alone: no line, no jitter, no start. `headgate.simul
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil
 
 from .errors import InvalidInput
 from .limits import Concurrency, Limit, Quota, RateLimit, Window
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 WORKERS = "workers"
+
+#: The largest number that is planned with.
+MOST = 1e15
 
 #: How much room above what is expected a shared limit should have: at least, at most.
 HEADROOM = (1.25, 1.5)
@@ -183,7 +186,7 @@ def claims() -> Sequence[Claim]:
         Claim("S0", "150 slots and 190/min, calls of 5 s", "190/min", short.per_minute, True,
               f"the rate binds; {crossover}"),
         Claim("S0", "150 slots and 190/min, calls of 30 s", "~300/min, in-flight binds", long.per_minute, False,
-              f"the rate still binds; {crossover}, not at 30 s"),
+              f"the rate binds up to {short.crossover:.1f} s, not to 30"),
         Claim("S0", "150 slots and 190/min, calls of 60 s", "in-flight binds", longer.per_minute, True,
               f"in-flight binds; {crossover}"),
         Claim("S1", "200/min, two calls a chunk", "~100 chunks/min", stages.items_per_minute, True, "200 / 2"),
@@ -198,12 +201,13 @@ def claims() -> Sequence[Claim]:
 
 
 def _positive(what: str, number: float) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number) or number <= 0:
-        raise InvalidInput(f"{what} must be a finite number above 0, not {number!r}")
+    # Compared before anything else is done with it: an int of 400 digits is no float.
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MOST:
+        raise InvalidInput(f"{what} must be a number above 0 and up to {MOST:g}, not {number!r}")
     return float(number)
 
 
 def _whole(what: str, number: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise InvalidInput(f"{what} must be a whole number of at least 1, not {number!r}")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST:
+        raise InvalidInput(f"{what} must be a whole number from 1 to {MOST:g}, not {number!r}")
     return number

@@ -129,7 +129,7 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os
 
 def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> Config:
     """A configuration from its text; `file` is what messages call it, `store` replaces its top-level `store`."""
-    top = Table(file, "", _toml(text, file))
+    top = Table(file, "", read_toml(text, file))
     top.only(TOP_KEYS)
     variable = "HEADGATE_STORE"
     own_store = _store(top, "store", DEFAULT_STORE)  # looked at even where it is replaced: a mistake in it is still one
@@ -137,7 +137,7 @@ def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> C
     gates = top.table("gates")
     if not gates.values:
         raise top.refuse("there are no gates", f"add one: [gates.adobe] with limits = [{_LIMIT_EXAMPLE}]", key="gates")
-    return Config({name: _gate(gates.table(name), name, store) for name in gates.values}, store=store, path=file)
+    return Config({name: read_gate(gates.table(name), name, store) for name in gates.values}, store=store, path=file)
 
 
 def _read(file: str, looked: str) -> str:
@@ -155,7 +155,8 @@ def _read(file: str, looked: str) -> str:
         raise ConfigError(f"it cannot be read: {reason}", file=file, remedy=remedy) from error
 
 
-def _toml(text: str, file: str) -> dict[str, Any]:
+def read_toml(text: str, file: str) -> dict[str, Any]:
+    """The tables of a TOML text; `file` is what messages call it. Raises `ConfigError` with the line and the column."""
     import re
     import tomllib
 
@@ -185,7 +186,8 @@ def _store(table: Table, key: str, default: str) -> str:
     return url
 
 
-def _gate(table: Table, name: str, store: str) -> GateSpec:
+def read_gate(table: Table, name: str, store: str) -> GateSpec:
+    """A gate from its table, under a name; `store` is for one that names none itself. Raises `ConfigError`."""
     from .limits import check_name
     from .plan import WAITING, Policy
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import sys
@@ -118,6 +120,9 @@ class App(click.Group):
     ) -> NoReturn:
         # Without a handler, logging would print the library's warnings beside the one message; `acquire` tells them itself.
         logging.getLogger("headgate").addHandler(_QUIET)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=SIMPLER)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -135,6 +140,9 @@ class App(click.Group):
         except HeadgateError as error:
             _tell(f"headgate: {error}")
             code = code_of(error)
+        except UnicodeEncodeError as error:
+            _tell(f"headgate: {error.object!r} is not text: it has bytes that are not UTF-8")
+            code = USAGE
         except OSError as error:
             name = f"{error.filename}: " if error.filename else ""
             _tell(f"headgate: {name}{error.strerror or error}")
@@ -144,9 +152,31 @@ class App(click.Group):
 
 _QUIET = logging.NullHandler()
 
+#: What stands for a sign that a file or terminal cannot show because it is not of UTF-8.
+SIMPLE = {"·": "-", "…": "...", "×": "x", "→": "->", "–": "-", "−": "-", "✓": "ok", "✗": "WRONG", "•": "*", "─": "-"}
+SIMPLER = "headgate-simpler"
+
+
+def _simpler(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    return "".join(SIMPLE.get(sign, "?") for sign in signs), error.end
+
+
+codecs.register_error(SIMPLER, _simpler)
+
+
+#: A message of more characters than this is an argument that was repeated in it.
+LONGEST = 1000
+
 
 def _tell(message: str) -> None:
-    click.echo(" ".join(message.split()), err=True)
+    """One line on standard error, without what a terminal would obey: arguments are repeated in it as they came."""
+    line = " ".join(message.split())
+    line = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST - 200]} … {line[-200:]}"
+    click.echo(line, err=True)
 
 
 def _sentence(text: str) -> str:

@@ -28,10 +28,14 @@ def checkout() -> Path | None:
 def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Measure Headgate against floors and peers, in a checkout.
 
-    ARGUMENTS go to `python -m benchmarks`: names of benchmarks, --quick, --write PAGE.
+    ARGUMENTS go to `python -m benchmarks`: names of benchmarks (demo, fleet, kernel, peers, sqlite), --quick, --write PAGE.
+    The peers are an extra: `make bench` installs them.
     """
     place = checkout()
     if place is None:
-        raise Failed("the benchmarks are not part of the installed package: run this in a checkout of the project")
+        raise Failed(
+            "the benchmarks need a checkout of the project, and are not part of the installed package: clone it, run "
+            "`make bench` there (which also installs the peers to compare with), or run `headgate bench` inside it"
+        )
     done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=place, check=False)
     context.exit(done.returncode)

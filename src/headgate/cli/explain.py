@@ -45,7 +45,10 @@ def explain(
     elif answer.after is None:
         line = Text(f"it can never go: {answer.reason}", style="bold red")
     else:
-        line = Text(f"it would wait {span(answer.after)}: {answer.reason}", style="bold yellow")
+        kinds = {row.name: row.kind for row in answer.limits}
+        # A slot is free at the latest when its lease runs out, and before that whenever its holder is done.
+        most = "at most " if kinds.get(answer.limit or "") == "concurrency" else ""
+        line = Text(f"it would wait {most}{span(answer.after)}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     pause = found.usage()
     usage = Usage(gate, answer.limits, answer.waiting, pause.paused_until, pause.pause_reason)

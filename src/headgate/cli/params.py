@@ -10,7 +10,8 @@ from math import isfinite
 import click
 
 import headgate
-from headgate import duration
+from headgate import duration, policy
+from headgate.gate.gates import Gates
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate import Gate
-    from headgate.gate.gates import Gates
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
     Type = click.ParamType[Any]
@@ -121,7 +121,19 @@ def load_gates(context: click.Context) -> Gates:
     if not os.path.exists(file):
         right = "create one with `headgate init`, or name yours: --config PATH or $HEADGATE_CONFIG"
         raise headgate.ConfigError("there is no such file", file=file, remedy=right)
-    return headgate.load(file)
+    return FileGates(policy.load(file))
+
+
+class FileGates(Gates):
+    """Gates whose mistakes are the file's: a store that there is not, or that is a directory, is no wrong argument."""
+
+    def __getitem__(self, name: str) -> Gate:
+        try:
+            return super().__getitem__(name)
+        except headgate.ConfigError:
+            raise
+        except headgate.InvalidInput as error:
+            raise headgate.ConfigError(str(error), file=self.config.path, path=f"gates.{name}") from error
 
 
 def find_gate(context: click.Context, name: str) -> Gate:

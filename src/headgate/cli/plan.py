@@ -128,8 +128,9 @@ def _print(found: Forecast) -> None:
     console.print(
         Text.assemble(
             (found.binding.name, "bold yellow"),
-            f" binds for calls of {span(found.duration)}: ",
+            f" {'bind' if found.binding.name == planning.WORKERS else 'binds'} for calls of {span(found.duration)}: ",
             (f"{_figure(found.per_minute)} calls/min", "bold"),
+            f" ({_figure(found.without)} without it)" if isfinite(found.without) else "",
             f", {_figure(found.in_flight)} under way",
         )
     )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 _HEAD = """\
 # Headgate: the limits of this project. Every process that reads this file shares them.
-#   headgate status              how full they are
-#   headgate acquire {gate} -- CMD   run a program under a permit
-#   headgate doctor              check this file and the store
+#   headgate status     how full they are
+#   headgate top        the same, live
+#   headgate doctor     check this file and the store
+#   headgate acquire {gate} -- CMD     run a program under a permit
 # All keys: docs/reference/configuration.md
 
 # Where the state lives. SQLite serves every process of one machine.

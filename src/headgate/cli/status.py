@@ -25,7 +25,7 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
 
     All gates, or GATE alone. Spends nothing. With --key also the limits of that key.
     """
-    from .view import gate_lines, look, make_console, plain_signs, stacked
+    from .view import columns, gate_lines, look, make_console, plain_signs, stacked
 
     gates = params.load_gates(context)
     if key is not None and gate is None:
@@ -37,7 +37,8 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
         return
     console = make_console()
     plain = plain_signs(console)
-    console.print(stacked([gate_lines(view, console.width, plain=plain) for view in views]))
+    widths = columns(views, console.width, plain)
+    console.print(stacked([gate_lines(view, console.width, plain=plain, widths=widths) for view in views]))
     for store in sorted({gates.config[name].store for name in names}):
         params.warn_if_alone(store)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from headgate import HeadgateError
 
 from . import params
-from .view import gate_lines, look, make_console, plain_signs, stacked
+from .view import columns, gate_lines, look, make_console, plain_signs, stacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
     from headgate.gate.gates import Gates
+
+    from .view import View
 
 #: How many moments of a limit's past are kept for its course.
 PAST = 60
@@ -79,27 +81,36 @@ class Screen:
     def frame(self, height: int | None, strict: bool = False) -> Group:
         """All gates at this moment, cut to the height by showing fewer holders. `strict` raises what goes wrong."""
         width = self._console.width
-        views = []
-        problems = []
+        views: list[View] = []
+        problems: list[list[Text]] = []
         for name in self._names:
             try:
                 view = look(self._gates[name], self._gates.config[name].limits)
             except HeadgateError as error:
                 if strict:
                     raise
-                problems.append([Text(f"{name}: {error}", style="red")])
+                problems.append(list(Text(f"{name}: {error}", style="red").wrap(self._console, width)))
                 continue
             past = self._past[name]
             for row in (*view.usage.limits, *view.busiest):
                 past.setdefault((row.name, row.key), deque(maxlen=PAST)).append(row.utilisation)
             views.append(replace(view, history=past) if height is not None else view)
-        most = 10
-        while True:
-            blocks = [gate_lines(view, width, most, self._plain) for view in views] + problems
-            tall = sum(len(block) + 1 for block in blocks) + 1
-            if height is None or tall <= height or most == 0:
-                return stacked([[self._title(width)], *blocks])
-            most -= 1
+        widths = columns(views, width, self._plain)
+        for most in range(10, -1, -1):
+            blocks = [gate_lines(view, width, most, self._plain, widths) for view in views] + problems
+            if height is None or _height(blocks) <= height:
+                break
+        return stacked([[self._title(width)], *self._cut(blocks, height)])
+
+    def _cut(self, blocks: list[list[Text]], height: int | None) -> list[list[Text]]:
+        """As many gates as there is room for. What is left out is said, not lost below the edge."""
+        if height is None or _height(blocks) <= height:
+            return blocks
+        kept = len(blocks)
+        while kept > 1 and _height(blocks[:kept]) + 2 > height:
+            kept -= 1
+        more = f"… {len(blocks) - kept} more: headgate top GATE, or headgate status for all"
+        return [*blocks[:kept], [Text(more, style="bright_black")]]
 
     def _title(self, width: int) -> Text:
         stores = sorted({params.shown(self._gates.config[name].store) for name in self._names})
@@ -108,6 +119,11 @@ class Screen:
         title = Text(left, style="bright_black")
         title.truncate(max(10, width - len(right) - 2), overflow="ellipsis", pad=True)
         return Text.assemble(title, "  ", (right, "bright_black"))
+
+
+def _height(blocks: Sequence[Sequence[Text]]) -> int:
+    """Lines that blocks take under the title, each with a line of air before it."""
+    return 1 + sum(len(block) + 1 for block in blocks)
 
 
 @contextmanager

@@ -140,18 +140,51 @@ def fit(text: str, width: int) -> str:
 # --- a gate -------------------------------------------------------------------------------------------------------
 
 
-def gate_lines(view: View, width: int, holders: int = 5, plain: bool = False) -> list[Text]:
-    """The whole of a gate, as lines that fit the width; at most `holders` of those who hold something."""
-    usage = view.usage
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How wide each column is: the same for all gates that are shown together, and from one frame to the next."""
+
+    name: int
+    bar: int
+    used: int
+    allowed: int
+    course: int
+
+
+#: What stands behind a limit that is full, at its longest.
+SOON = len("next in 59m59s")
+
+
+def columns(views: Sequence[View], width: int, plain: bool = False) -> Columns:
+    """The columns for these gates. The bars take the room that the rest leaves; nothing here depends on what is used."""
+    wide = width >= WIDE
+    shown = [(view, row) for view in views for row in (*view.usage.limits, *view.busiest)]
+    rows = [row for _, row in shown]
+    names = [_name(row) for row in rows] + [limit.name for view in views for limit in view.keyed]
+    name = min(26 if wide else 18, max([cell_len(text) for text in names], default=4))
+    allowed = max([len(_allowed(row, wide)) for row in rows], default=0)
+    used = max([_used_width(row, wide) for row in rows], default=0)
+    notes = max([len(_notes(view, row, wide, longest=True)) for view, row in shown], default=0)
+    course = 16 if wide and not plain and any(view.history for view in views) else 0
+    rest = 2 + name + 2 + 6 + used + 1 + allowed + 2 + SOON + (course and course + 2) + (notes and notes + 2)
+    return Columns(name, max(8, min(44, width - rest)), used, allowed, course)
+
+
+def gate_lines(
+    view: View, width: int, holders: int = 5, plain: bool = False, widths: Columns | None = None
+) -> list[Text]:
+    """The whole of a gate, as lines that fit the width; at most `holders` of those who hold something.
+
+    `widths` are the columns of all gates that are shown together; without them they are made for this one.
+    """
+    widths = widths or columns([view], width, plain)
     lines = [_heading(view, width, plain)]
-    rows = [*usage.limits, *view.busiest]
-    name_width = min(26 if width >= WIDE else 18, max([len(_name(row)) for row in rows], default=4))
-    lines += _limit_lines(view, rows, name_width, width, plain)
+    lines += [_limit_line(view, row, widths, width >= WIDE, plain) for row in (*view.usage.limits, *view.busiest)]
     shown = {row.name for row in view.busiest}
     for limit in view.keyed:
         if limit.name not in shown:
             about = f"{amount(limit.limit)} per {limit.by}; look at one with --key {limit.by}=…"
-            lines.append(Text.assemble("  ", fit(limit.name, name_width), "  ", (about, "bright_black")))
+            lines.append(Text.assemble("  ", fit(limit.name, widths.name), "  ", (about, "bright_black")))
     lines += _holder_lines(view, width, holders)
     for line in lines:
         line.rstrip()
@@ -175,59 +208,67 @@ def _heading(view: View, width: int, plain: bool) -> Text:
     right = Text("")
     for text, style in facts:
         right.append(" · " if right else "", "bright_black")
-        right.append(fit(text, min(len(text), max(20, width - 40))), style)
+        right.append(fit(text, min(cell_len(text), max(20, width - 40))), style)
     left = Text(usage.gate, style="bold")
     rule = ("-" if plain else "─") * max(2, width - left.cell_len - right.cell_len - 2)
     return Text.assemble(left, " ", (rule, "bright_black"), " ", right)
 
 
-def _limit_lines(view: View, rows: Sequence[LimitUsage], name_width: int, width: int, plain: bool) -> list[Text]:
-    """One line per limit, in columns: the bars take the room that the rest leaves."""
-    wide = width >= WIDE
-    figures = [_figures(row, wide) for row in rows]
-    notes = [_notes(view, row, wide) for row in rows]
-    figures_width = max([len(text) for text in figures], default=0)
-    notes_width = max([len(text) for text in notes], default=0)
-    course_width = 16 if wide and view.history and not plain else 0
-    rest = 2 + name_width + 2 + 6 + figures_width + 2 + len("next in 59m59s")
-    bar_width = max(8, min(44, width - rest - (course_width and course_width + 2) - (notes_width and notes_width + 2)))
-    lines = []
-    for row, figure, note in zip(rows, figures, notes, strict=True):
-        soon = "free" if row.next_free <= 0 else f"next in {span(row.next_free)}"
-        line = Text.assemble(
-            "  ",
-            (fit(_name(row), name_width), "bold" if row.key is None and "@" not in row.name else ""),
-            "  ",
-            bar(row.utilisation, bar_width, plain),
-            f" {row.utilisation:>4.0%} ",
-            fit(figure, figures_width),
-            "  ",
-            (fit(soon, len("next in 59m59s")), "green" if soon == "free" else "yellow"),
-        )
-        if course_width:
-            line.append("  ")
-            line.append_text(course(view.history.get((row.name, row.key), ()), course_width))
-        if note:
-            line.append(f"  {note}", "magenta")
-        lines.append(line)
-    return lines
+def _limit_line(view: View, row: LimitUsage, widths: Columns, wide: bool, plain: bool) -> Text:
+    if row.next_free <= 0:
+        soon = "free"
+    elif row.kind == "concurrency":
+        soon = f"within {span(row.next_free)}"  # when the next lease runs out: a release may come at any moment
+    else:
+        soon = f"next in {span(row.next_free)}"
+    line = Text.assemble(
+        "  ",
+        (fit(_name(row), widths.name), "bold" if row.key is None and "@" not in row.name else ""),
+        "  ",
+        bar(row.utilisation, widths.bar, plain),
+        f" {row.utilisation:>4.0%} ",
+        f"{_amount(row.used, wide):>{widths.used}}/{fit(_allowed(row, wide), widths.allowed)}",
+        "  ",
+        (fit(soon, SOON), "green" if soon == "free" else "yellow"),
+    )
+    if widths.course:
+        line.append("  ")
+        line.append_text(course(view.history.get((row.name, row.key), ()), widths.course))
+    if note := _notes(view, row, wide):
+        line.append(f"  {note}", "magenta")
+    return line
 
 
-def _figures(row: LimitUsage, wide: bool) -> str:
-    text = f"{amount(row.used)}/{amount(row.limit)}"
+def _amount(value: float, wide: bool) -> str:
+    """An amount; where room is scarce 400k for 400,000."""
+    if wide or value < 100_000:
+        return amount(value)
+    return f"{value / 1e3:.0f}k" if value < 9_999_500 else f"{value / 1e6:,.0f}M"
+
+
+def _used_width(row: LimitUsage, wide: bool) -> int:
+    """Room for what is used: slots and requests are whole, of anything else there can be as much as 189.9."""
+    whole = row.kind == "concurrency" or (row.unit == "requests" and row.used == int(row.used))
+    return max(0 if whole else 5, len(_amount(row.limit, wide)))
+
+
+def _allowed(row: LimitUsage, wide: bool) -> str:
+    text = _amount(row.limit, wide)
     if wide or row.unit != "requests":
         text += " slots" if row.kind == "concurrency" else f" {row.unit}"
     return text
 
 
-def _notes(view: View, row: LimitUsage, wide: bool) -> str:
+def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> str:
+    """What else there is to say of a limit; with `longest`, the longest that it may say in a later frame."""
     notes = []
     if (row.name, row.key) in view.overridden:
         notes.append("override")
     if row.maximum is not None:
         notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
-    if wide and row.time_left:
-        notes.append(f"{'resets' if row.kind == 'quota' else 'all free'} in {span(row.time_left)}")
+    if wide and (row.time_left or (longest and row.kind != "concurrency")):
+        left = "59m59s" if longest else span(row.time_left or 0.0)
+        notes.append(f"{'resets' if row.kind == 'quota' else 'all free'} in {left}")
     return ", ".join(notes)
 
 

@@ -6,9 +6,11 @@ print(simulate(load("benchmarks/scenarios/adobe.toml"), seed=1).as_text())
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from ..errors import ConfigError, Denied, InvalidInput
+from ..limits import Window
+from ..planning import slack_costs
 from .fleet import Fleet
-from .result import COLUMNS, Result, Row, jain, percentile
+from .result import COLUMNS, Result, Row, jain, percentile, span
 from .scenario import Scenario, load, parse
 from .strategies import STRATEGIES
 
@@ -23,11 +25,12 @@ def simulate(
     scenario: Scenario,
     seed: int = 1,
     strategies: Iterable[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str, Callable[[], float]], None] | None = None,
 ) -> Result:
     """Run a scenario under each strategy (default: those that it names). The same seed gives the same result.
 
-    `progress` is called with the name of each strategy before it runs.
+    `progress` is called with the name of each strategy before it runs, and with a function that tells from any thread how
+    much of that run is done, from 0 to 1.
     """
     names = list(scenario.strategies or STRATEGIES) if strategies is None else list(strategies)
     for name in names:
@@ -35,9 +38,10 @@ def simulate(
             raise InvalidInput(f"there is no strategy {name!r}; there are {', '.join(STRATEGIES)}")
     rows = []
     for name in names:
+        fleet = Fleet(scenario, name, seed)
         if progress is not None:
-            progress(name)
-        rows.append(run(scenario, name, seed))
+            progress(name, fleet.share_done)
+        rows.append(_row(scenario, fleet))
     allows = next(
         (
             (rule.steps[0][1], rule.per / 1e6)
@@ -46,14 +50,21 @@ def simulate(
         ),
         None,
     )
-    return Result(scenario.name, seed, tuple(rows), scenario.total, allows)
+    return Result(scenario.name, seed, tuple(rows), scenario.total, allows, _what_slack_costs(scenario, rows))
 
 
 def run(scenario: Scenario, strategy: str, seed: int) -> Row:
     """One strategy alone."""
-    fleet = Fleet(scenario, strategy, seed)
+    return _row(scenario, Fleet(scenario, strategy, seed))
+
+
+def _row(scenario: Scenario, fleet: Fleet) -> Row:
     ideal = _ideal(scenario, fleet)
-    tally = fleet.run(scenario.horizon / 1e6 or 20 * ideal + 3600.0)
+    try:
+        tally = fleet.run(scenario.horizon / 1e6 or 20 * ideal + 3600.0)
+    except Denied as error:  # nobody here has a time-out: it can never fit
+        remedy = "let the gate allow what a call costs"
+        raise ConfigError(str(error), file=scenario.file or scenario.name, path="gate.limits", remedy=remedy) from error
     accepted = tally.accepted
     # What was accepted after a crash or given up is not done, but the upstream has spent it.
     utilisation = 0.0
@@ -62,7 +73,7 @@ def run(scenario: Scenario, strategy: str, seed: int) -> Row:
         # The last call's work is part of what slots did.
         utilisation = min(1.0, max(rates / took, slots / (took + scenario.work.mean / 1e6)))
     return Row(
-        strategy=strategy,
+        strategy=fleet.strategy.name,
         done=tally.done,
         ideal=ideal,
         utilisation=utilisation,
@@ -74,6 +85,25 @@ def run(scenario: Scenario, strategy: str, seed: int) -> Row:
         tally=tally,
         total=scenario.total,
     )
+
+
+def _what_slack_costs(scenario: Scenario, rows: list[Row]) -> tuple[str, ...]:
+    """A sentence for each window of the gate: what its slack takes of the throughput, and would take unconfirmed."""
+    if not any(row.strategy == "headgate" for row in rows):
+        return ()
+    told = []
+    for limit in scenario.gate.limits:
+        if not isinstance(limit, Window) or not limit.slack:
+            continue
+        seconds = limit.slack / 1e6
+        whole = f"{slack_costs(limit):.2%} ({span(rows[0].ideal * limit.slack / limit.per)})"
+        answered = 2 * scenario.network.mean / 1e6 + (0.0 if scenario.answer == "at once" else scenario.work.mean / 1e6)
+        if scenario.confirm and 0 < answered < seconds:
+            costs = f"{slack_costs(limit, answered):.2%}, confirmed after {span(answered)}; {whole} without"
+        else:
+            costs = f"{whole}: no early answer confirms"
+        told.append(f"{seconds:g} s of slack cost {costs}")
+    return tuple(told)
 
 
 def _ideal(scenario: Scenario, fleet: Fleet) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log
+from math import exp, log
 
 from .. import duration
 from ..tables import Table, listed, type_of
@@ -113,8 +113,8 @@ def _least(chance: Chance) -> float:
 
 def _number(table: Table, key: str, value: object, amounts: bool) -> float:
     if amounts:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-            raise table.refuse(f"{value!r} is not an amount", "it must be a number, 0 or more", key=key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
+            raise table.refuse(f"{value!r} is not an amount", "it must be a number from 0 to 1e15", key=key)
         return float(value)
     with table.blame(key):
         return float(duration.parse(value, what=key, zero=True))  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def _mix(table: Table, amounts: bool) -> Chance:
     for at, entry in enumerate(entries):
         inner = table.inner(f"mix[{at}]", entry, _RIGHT)
         share = inner.values.get("share")
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < float("inf"):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1e15:
             problem = "share is missing" if share is None else f"{share!r} is not a share"
             raise inner.refuse(problem, "it must be a number above 0: how often this part is drawn", key="share")
         parts.append((float(share), _chance(table, f"mix[{at}]", entry, amounts)))

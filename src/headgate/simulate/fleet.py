@@ -223,12 +223,18 @@ class Fleet:
             worker.task = engine.start(self._work(worker), int(at))
         if scenario.crash_every:
             engine.start(self._crashes())
-        engine.run(engine.begun + int(horizon * SECOND))
-        for process in self.processes:
-            self._kill(process)
+        try:
+            engine.run(engine.begun + int(horizon * SECOND))
+        finally:  # also after Ctrl-C: a flow that is only dropped complains
+            for process in self.processes:
+                self._kill(process)
         if not self.tally.shares:
             self._share_out()
         return self.tally
+
+    def share_done(self) -> float:
+        """How much of all calls is done or given up, from 0 to 1. Another thread may ask while it runs."""
+        return min(1.0, (self.tally.done + self.tally.lost) / self.scenario.total)
 
     def _work(self, worker: Worker) -> Steps:
         """A worker's life."""

@@ -66,6 +66,8 @@ class Result:
     total: int
     #: Requests, and seconds in which the upstream allows them; None where it limits something else.
     allows: tuple[float, float] | None = None
+    #: What there is to say beside the table.
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, strategy: str) -> Row:
         for row in self.rows:
@@ -89,7 +91,18 @@ class Result:
 
     def as_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and cells for people: for a terminal to lay out."""
-        headings = ["strategy", "done", "429s", "utilisation", "makespan", "ideal", "wait p50", "wait p99", "fairness"]
+        headings = [
+            "strategy",
+            "done",
+            "429s",
+            "utilisation",
+            "makespan",
+            "ideal",
+            "× ideal",
+            "wait p50",
+            "wait p99",
+            "fairness",
+        ]
         cells = [
             [
                 row.strategy,
@@ -98,6 +111,7 @@ class Result:
                 f"{row.utilisation:.1%}",
                 span(row.makespan),
                 span(row.ideal),
+                f"{row.makespan / row.ideal:.3f}" if row.done == row.total else "–",
                 span(row.wait_p50),
                 span(row.wait_p99),
                 f"{row.fairness:.3f}",
@@ -114,7 +128,8 @@ class Result:
             first, *rest = line
             numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
             lines.append("  ".join([first.ljust(widths[0]), *numbers]))
-        return "\n".join([f"{self.scenario}: {self.total:,} calls, seed {self.seed}", "", *lines])
+        head = f"{self.scenario}: {self.total:,} calls, seed {self.seed}"
+        return "\n".join([head, "", *lines, *(["", *self.notes] if self.notes else [])])
 
     def as_svg(self) -> str:
         """A plot of 429s and utilisation over time."""

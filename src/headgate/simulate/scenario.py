@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from .. import duration
 from ..errors import ConfigError
-from ..policy import _gate as read_gate
-from ..policy import _toml as read_toml
+from ..policy import read_gate, read_toml
 from ..tables import Table, listed, type_of
 from . import chance
 from .books import BOOKS
@@ -78,6 +76,8 @@ class Scenario:
     workers: int
     network: Chance
     work: Chance
+    #: Where it was read from, for messages.
+    file: str = ""
     about: str = ""
     calls: int = 1
     #: unit → what one call costs of it; `requests` is always there
@@ -162,6 +162,7 @@ def parse(text: str, *, file: str = "scenario.toml") -> Scenario:
         raise fleet.refuse(f"{processes} processes for {workers} workers", "each needs one at least", key="processes")
     return Scenario(
         name=name,
+        file=file,
         about=top.text("about") or "",
         rules=rules,
         gate=gate,
@@ -197,15 +198,19 @@ def _required(top: Table, key: str, right: str) -> Table:
 
 def _count(table: Table, key: str, default: int | None = None) -> int:
     value = table.values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000_000:
+    # A worker is an object here, a job is not.
+    most = 1_000_000 if key in ("workers", "processes") else 100_000_000
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         problem = f"{key} is missing" if value is None else f"{value!r} is not a count"
-        raise table.refuse(problem, "it must be a whole number from 1 to 100,000,000", key=key)
+        raise table.refuse(problem, f"it must be a whole number from 1 to {most:,}", key=key)
     return value
 
 
-def _amount(table: Table, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise table.refuse(f"{value!r} is not a limit", "it must be a number above 0", key=key)
+def _amount(table: Table, key: str, value: object, least: float = 1e-9) -> float:
+    # Compared before anything else is done with it: an int of 400 digits is no float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1e15:
+        problem = f"{key} is missing" if value is None else f"{value!r} is not a number that makes sense here"
+        raise table.refuse(problem, f"it must be a number from {least:g} to 1e15", key=key)
     return float(value)
 
 
@@ -363,5 +368,7 @@ def _settings(top: Table) -> tuple[tuple[str, tuple[tuple[str, float], ...]], ..
         if inner.values and not known:
             raise table.refuse(f"{strategy} has no settings", "leave it out", key=strategy)
         inner.only(known, f"the settings of {strategy} are")
-        found.append((strategy, tuple((key, _amount(inner, key, value)) for key, value in inner.values.items())))
+        # Not below a millisecond: whoever comes again at once for ever lets no time pass.
+        values = ((key, _amount(inner, key, value, 0.001)) for key, value in inner.values.items())
+        found.append((strategy, tuple(values)))
     return tuple(found)

@@ -261,8 +261,8 @@ class Headgate(Strategy):
                 effect = flow.send(answer)
         except StopIteration as done:
             held = Held(plan, id, done.value)
-        except GeneratorExit:
-            # This process was killed: the flow ends without a word to the store.
+        except BaseException:
+            # This process was killed, or the run was interrupted: the flow ends without a word to the store.
             for _ in range(2):
                 try:
                     flow.throw(GeneratorExit)
