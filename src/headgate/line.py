@@ -191,9 +191,9 @@ def stand(
     records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
 ) -> bool:
     """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody."""
-    meta = meta_of(records)
     known = records.space("sessions").get(session) is not None
     woke = hear(records, now, session)
+    meta = meta_of(records)
     rank = plan.rank
     place = len(records.space("tickets")) + 1
     ticket = Ticket(
@@ -213,6 +213,19 @@ def stand(
     # Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
     # may end before anybody looks.
     return rank > 0 and now + plan.policy.patience < meta.timer_at
+
+
+def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
+    """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
+    mine = records.space("of", ticket.session)
+    mine.delete(ticket.id)
+    if mine.first() is None:
+        records.drop("of", ticket.session)
+        records.space("sessions").delete(ticket.session)
+    ticket = ticket._replace(session=session)
+    records.space("tickets")[ticket.id] = ticket
+    records.space("of", session).put(ticket.id, None, ticket.arrival)
+    return ticket
 
 
 def remove(records: Records, now: int, ticket: Ticket) -> None:

@@ -11,7 +11,7 @@ from .admit import Admit, Stand, admit
 from .base import Command
 from .change import Configure, Pause, Reset
 from .peek import Peek
-from .renew import Renew
+from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle, end
 
 TYPE_CHECKING = False
@@ -23,6 +23,7 @@ __all__ = [
     "Cancel",
     "Command",
     "Configure",
+    "Extend",
     "Pause",
     "Peek",
     "Release",

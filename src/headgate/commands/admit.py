@@ -115,6 +115,8 @@ class Admit(Command):
         ticket = None
         if busy(records)[3]:
             ticket = line.find(records, self.id) if self.id else None
+            if ticket is not None and self.waits and ticket.session != self.session:
+                ticket = line.adopt(records, ticket, self.session)
             heard = ticket is not None and line.hear(records, now, ticket.session, self.id)
             if heard or now >= line.meta_of(records).timer_at:
                 line.serve(records, now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from heapq import merge
+from itertools import islice
 
 from .. import line
 from ..model import Override, Refusal, Snapshot, Wait
@@ -20,17 +22,22 @@ if TYPE_CHECKING:
     from ..records import Records
 
 
-class Peek(Command):
-    """Look without touching: usage, leases, overrides, and what would become of an ask (`plan`)."""
+#: Who waits is told of so many: those who have waited longest. How many there are is always told.
+WAITERS = 50
 
-    __slots__ = ("leases", "plan", "policy")
+
+class Peek(Command):
+    """Look without touching: usage, leases, who waits, overrides, and what would become of an ask (`plan`)."""
+
+    __slots__ = ("leases", "plan", "policy", "waiters")
     writes = False
 
-    def __init__(self, policy: Policy, *, plan: Plan | None = None, leases: bool = False) -> None:
+    def __init__(self, policy: Policy, *, plan: Plan | None = None, leases: bool = False, waiters: bool = False) -> None:
         self.gate = policy.name
         self.policy = policy
         self.plan = plan
         self.leases = leases
+        self.waiters = waiters
 
     def apply(self, now: int, records: Records) -> Snapshot:
         seq, last, _ = records.head
@@ -67,7 +74,9 @@ class Peek(Command):
             Override(name.partition("|")[0], name.partition("|")[2] or None, listed.get(name))
             for _, name in (listed.scan() if overrides else ())
         )
-        return Snapshot(now, seq, paused if paused > now else 0, reason, tickets, limits, leases, values, decision)
+        waiters = self._waiters(records) if self.waiters and tickets else ()
+        until = paused if paused > now else 0
+        return Snapshot(now, seq, until, reason, tickets, limits, leases, values, decision, waiters)
 
     def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
         usage = step[0].describe(records, now, step[1], step[3])
@@ -92,3 +101,13 @@ class Peek(Command):
                 ref, at, _, holder = leases.get(id)[:4]
                 rows[id] = (id, holder, dict(ref[3]), at, expires, ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row[3], row[0])))
+
+    def _waiters(self, records: Records) -> tuple[Any, ...]:
+        """(id, holder, key, since, rank) of who waits, the oldest first: at most so many of each process are looked at."""
+        of = [islice(records.space("of", session).scan(), WAITERS) for _, session in records.space("sessions").scan()]
+        rows = []
+        for _, id in islice(merge(*of), WAITERS):
+            ticket = line.find(records, id)
+            assert ticket is not None
+            rows.append((id, ticket.holder, dict(ticket.ref[3]), ticket.since, ticket.rank))
+        return tuple(rows)

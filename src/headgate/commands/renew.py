@@ -5,14 +5,16 @@ from __future__ import annotations
 from .. import line
 from ..limits import prune
 from ..model import Pulse
-from ..plan import Plan
+from ..plan import Plan, recall
 from ..records import busy
 from .base import Command, begin
+from .settle import lease_row
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..plan import Policy
     from ..records import Records
 
 
@@ -72,3 +74,30 @@ class Renew(Command):
         if permit is not None:
             records.space("permits")[id] = (*permit[:2], expires, *permit[3:])
         return expires
+
+
+class Extend(Command):
+    """Renew one lease by its id alone, from any process, for `length` microseconds from now (0: its gate's own length).
+
+    The reply is that of `Renew`. An id made by a gate tells its key after a `~`, as with `Release`.
+    """
+
+    __slots__ = ("id", "length", "policy")
+
+    def __init__(self, policy: Policy, id: str, length: int = 0) -> None:
+        self.gate = policy.name
+        self.policy = policy
+        self.id = id
+        self.length = length
+
+    def apply(self, now: int, records: Records) -> Pulse:
+        found = records.space("permits").get(self.id) or lease_row(records, self.policy, self.id)
+        row = None
+        if found is not None:
+            plan = recall(records, found[0], self.policy)
+            member = next((step[1] for step in plan.steps if step[0].leased), None)
+            row = None if member is None else records.leases[member].get(self.id)
+        if row is None:
+            return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)
+        lease = (plan, self.id, row[1], self.length or plan.lease, row[2], row[3])
+        return Renew(self.gate, (lease,)).apply(now, records)

@@ -83,25 +83,27 @@ class Settle(Command):
         permit = records.space("permits").get(self.id) if self.remembered else None
         if permit is not None and permit[5]:
             return LOST  # releasing twice is harmless, and whoever comes second is told
+        # A confirmation that is said again, since its reply was lost, must not shorten what somebody else was charged.
+        confirmed = self.confirmed or (permit[7] if permit is not None and len(permit) > 7 else 0)
         lost = adapted = False
         if plan.lease:
             lost = not self._lives(records, now, steps)
             if outcome is not None:
                 adapted = self._end_lease(records, now, steps, lost)
-        self._amounts(records, now, steps, lost)
-        if outcome is None and self.actual is None and not (lost or self.confirmed):
+        self._amounts(records, now, steps, lost, confirmed)
+        only_confirmed = outcome is None and self.actual is None
+        if only_confirmed and not (lost or confirmed):
             self._mark_confirmed(records, now, steps, permit)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]
             records.space("permits").put(self.id, (ref, at, now, fence, leased, True, worth), now + REMEMBER)
         if self.retry_after and outcome in ("rate_limited", "overloaded"):
             pause(records, now + self.retry_after, f"upstream: {outcome}")
-        only_confirmed = outcome is None and self.actual is None
         if busy(records)[3] and not (only_confirmed and line.is_early(records, now, plan)):
             line.freed(records, now, steps)
             line.serve(records, now)
         if outcome is None:
-            return Ended(lost, at=now)
+            return Ended(lost, at=confirmed or now if only_confirmed else now)
         return Ended(lost, adapted) if lost or adapted else ENDED
 
     def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
@@ -135,11 +137,11 @@ class Settle(Command):
                 records.leases[member].delete(self.id)
         return adapted
 
-    def _amounts(self, records: Records, now: int, steps: Steps, lost: bool) -> None:
+    def _amounts(self, records: Records, now: int, steps: Steps, lost: bool, confirmed: int) -> None:
         # A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back,
         # or shorten, what others were charged; so only what it cost in addition is charged.
         outcome, at, actual = self.outcome, self.at, self.actual
-        told = (self.worth and not (lost or self.confirmed)) and (
+        told = (self.worth and not (lost or confirmed)) and (
             outcome in ("ok", "rate_limited", "overloaded") or (outcome is None and actual is None)
         )
         for limit, member, cost, value, _, _, _, _ in steps:
@@ -147,12 +149,12 @@ class Settle(Command):
                 continue
             if outcome == "unsent":
                 if not lost:
-                    limit.refund(records, now, member, cost, value, at, self.confirmed)
+                    limit.refund(records, now, member, cost, value, at, confirmed)
                 continue
             if actual is not None and limit.unit in actual:
                 back = cost - actual[limit.unit]
                 if back < 0 or not lost:
-                    limit.refund(records, now, member, back, value, at, self.confirmed)
+                    limit.refund(records, now, member, back, value, at, confirmed)
                 cost = min(cost, actual[limit.unit])
             if told:
                 limit.confirm(records, now, member, cost, value, at)
@@ -181,7 +183,7 @@ class Release(Command):
         self.actual = actual
 
     def apply(self, now: int, records: Records) -> Ended:
-        permit = records.space("permits").get(self.id) or self._lease(records)
+        permit = records.space("permits").get(self.id) or lease_row(records, self.policy, self.id)
         if permit is None:
             begin(now, records)
             return Ended(lost=True)
@@ -190,18 +192,16 @@ class Release(Command):
         settle = Settle(plan, permit[1], self.id, self.outcome, True, self.retry_after, self.actual, confirmed)
         return settle.apply(now, records)
 
-    def _lease(self, records: Records) -> Any:
-        """The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was."""
-        key = dict(part.split("=", 1) for part in self.id.partition("~")[2].split(",") if "=" in part)
-        for limit in self.policy.limits:
-            if limit.leased:
-                member = limit.name if limit.by is None else f"{limit.name}|{key.get(limit.by, '')}"
-                if (
-                    records.states.get(member) is not None
-                    and (found := records.leases[member].get(self.id)) is not None
-                ):
-                    return found
-        return None
+
+def lease_row(records: Records, policy: Policy, id: str) -> Any:
+    """The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was."""
+    key = dict(part.split("=", 1) for part in id.partition("~")[2].split(",") if "=" in part)
+    for limit in policy.limits:
+        if limit.leased:
+            member = limit.name if limit.by is None else f"{limit.name}|{key.get(limit.by, '')}"
+            if records.states.get(member) is not None and (found := records.leases[member].get(id)) is not None:
+                return found
+    return None
 
 
 class Cancel(Command):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from unittest import SkipTest
 
-from ..commands import Admit, Cancel, Peek, Release, Renew, Stand
+from ..commands import Admit, Cancel, Peek, Release, Renew, Settle, Stand
 from ..errors import Denied, HeadgateError, IdConflict, InvalidInput, KindChanged, LeaseLost
 from ..gate import Gate
 from ..limits import Aimd, Bucket, Concurrency, Quota, Window
@@ -236,6 +236,17 @@ class StoreSuite:
         assert self.retry(gate) == 10 * SECOND
         permit.release()
         assert self.retry(gate) == 10 * SECOND
+
+    def test_a_confirmation_said_twice_shortens_nobody_elses_count(self) -> None:
+        gate = self.gate(Window(2, per="10s", slack="5s"))
+        [first] = self.take(gate, id="first")
+        self.take(gate, id="second")
+        self.clock.advance("1s")
+        again = Settle(first._plan, first._grant[0], "first", None)  # as sent when the reply to it was lost
+        replies = [*self.store.execute([again]), *self.store.execute([again])]
+        assert replies[0] == replies[1]
+        self.clock.advance("10s")
+        assert self.count(gate) == 1
 
     def test_an_answer_at_the_end_confirms_and_an_error_does_not(self) -> None:
         gate = self.gate(Window(1, per="10s", slack="1s"))
