@@ -193,6 +193,9 @@ class Bucket(RateLimit):
         records.states.put(member, state, self.until(records, member, (*state[:5], 0, None)))
 
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
+        cost = min(1.0, self.largest(value))
+        # First: promises whose time has come are part of the level then.
+        free_in = self.earliest(records, now, member, cost, value, now) - now
         state = self._state(records, member)
         used = 0.0
         if state is not None:
@@ -200,9 +203,8 @@ class Bucket(RateLimit):
             used = max(0.0, level - max(0, now - at) * (value / self.per)) + held
             if promised:
                 charges = records.promised[member]
-                used += sum(charges.get(time) for _, time in charges.scan())
-        cost = min(1.0, self.largest(value))
-        free_in = self.earliest(records, now, member, cost, value, now) - now
+                for _, time in charges.scan():  # not `sum`, which newer Pythons round in another way than Lua does
+                    used += charges.get(time)
         return self._usage(member, used, self.largest(value), free_in)
 
     # --- promises: charges kept in time order -------------------------------------------------------------------

@@ -269,7 +269,10 @@ class Window(RateLimit):
         span = self.span
         ends = self._stops(at, span)
         pairs = [(stops, slots.get(stops)) for stops, _ in slots.scan(at + 1) if stops < ends + span]
-        counted = sum(units for stops, units in pairs if stops <= ends)
+        counted = 0.0
+        for stops, units in pairs:  # not `sum`, which newer Pythons round in another way than Lua does
+            if stops <= ends:
+                counted += units
         excess = counted + cost - value
         if excess > 0.0:
             for stops, units in pairs:

@@ -237,6 +237,14 @@ class StoreSuite:
         permit.release()
         assert self.retry(gate) == 10 * SECOND
 
+    def test_a_promise_whose_time_has_come_runs_off_like_any_charge(self) -> None:
+        gate = self.gate(Bucket(10, per="10s", burst=1, slack=0), waiting="promise")
+        places = [gate.reserve() for _ in range(3)]
+        assert [round(place.delay) for place in places] == [0, 1, 2]
+        self.clock.advance("2500ms")
+        assert gate.usage().limits[0].used == 0.5
+        assert gate.usage().limits[0].next_free == 0.5
+
     def test_a_confirmation_said_twice_shortens_nobody_elses_count(self) -> None:
         gate = self.gate(Window(2, per="10s", slack="5s"))
         [first] = self.take(gate, id="first")
