@@ -23,7 +23,7 @@ $(SETUP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "This Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable '.[dev,cli]'
+	$(PIP_INSTALL) --editable '.[dev,cli,redis]'
 	@touch $@
 
 $(BENCH): $(SETUP)

@@ -192,6 +192,27 @@ MUTANTS = [
     ),
 ]
 
+#: Bugs in the script that decides on a Redis server: name, file, what is replaced, and by what. Each breaks the same claim.
+SCRIPT = [
+    ("lets-the-last-in-first", "line", "(ticket.id, false, ticket.arrival)", "(ticket.id, false, -ticket.arrival)"),
+    ("overtakes-who-is-parked", "line", "_ahead(steps, _order(lane, space('lanes'):get(lane)[1]))", "nil"),
+    ("forgets-who-is-parked-behind", "line", "due:put(row[2], 1, 0)", "due:put(row[2], 1, NEVER)"),
+    ("wakes-no-sleeping-ticket", "line", "if ticket.hidden == ASLEEP then", "if ticket.hidden == 9 then"),
+    ("skips-nobody-after-a-missed-call", "line", "_put_to_sleep(ticket.session)\n", "\n"),
+    ("leaves-the-timer-to-the-called", "line", "if busy_sessions[holder.session] then", "if false then"),
+    ("ends-patience-without-promotion", "line", "_leave(ticket)\n    ticket.tier = 0\n", "_leave(ticket)\n"),
+    ("moves-a-turn-twice", "line", "_make_ready(lane, tag + ticket.weight)", "_make_ready(lane, tag + 2 * ticket.weight)"),
+    ("lets-who-comes-back-begin-afresh", "line", "max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)", "0"),
+    ("keeps-no-meta", "line", "if meta_changed then\n", "if false then\n"),
+    ("takes-back-no-call-at-a-reset", "changes", "if head.tickets > 0 then line_module().take_back(now) end", ""),
+    ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
+    ("remembers-no-id", "commands", "if known[3] + REMEMBER > now then return again(now, plan, known) end", ""),
+]  # fmt: skip
+MUTANTS += [
+    Mutant(f"script-{name}", f"stores/lua/{file}.lua", was, becomes, "the script decides as the core does")
+    for name, file, was, becomes in SCRIPT
+]
+
 TESTS = [
     f"tests/{name}.py"
     for name in (
@@ -206,6 +227,9 @@ TESTS = [
         *("test_core_adaptive", "test_core_calendar", "test_core_loss", "test_core_limits", "test_gate"),
     )
 ]
+
+#: What holds the script that decides on a Redis server to the core.
+AGREEMENT = ["tests/test_redis_agreement.py"]
 
 
 def planted(mutant: Mutant, into: Path) -> None:
@@ -227,7 +251,7 @@ def found(mutant: Mutant) -> str | None:
         planted(mutant, Path(directory))
         # Failing is all that is asked for: no time is spent on making the example small.
         env = {**os.environ, "PYTHONPATH": directory, "HYPOTHESIS_PROFILE": "mutants", "PYTHONDONTWRITEBYTECODE": "1"}
-        for test in TESTS:
+        for test in AGREEMENT if mutant.file.endswith(".lua") else TESTS:
             if not (ROOT / test).exists():
                 continue
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not sqlite", test]

@@ -67,11 +67,12 @@ def judge(books: Any) -> None:
     assert books["most"] <= SLOTS
 
 
-def fleet_run(start: Callable[..., Child], url: str, seconds: float) -> None:
+def fleet_run(start: Callable[..., Child], url: str, seconds: float, threads: int = 3, patience: float = 30) -> Any:
+    """Eight processes on one gate of any store, killed and stopped at random. Returns the upstream's books."""
     chance = random.Random(7)
     upstream = start("upstream")
     port = upstream.read()["port"]
-    options = {"store": url, "limits": FLEET, "port": port, "threads": 3}
+    options = {"store": url, "limits": FLEET, "port": port, "threads": threads}
     workers = [start("worker", **options) for _ in range(8)]
     for worker in workers:
         worker.read()
@@ -98,7 +99,7 @@ def fleet_run(start: Callable[..., Child], url: str, seconds: float) -> None:
         worker.signal(signal.SIGCONT)
     for worker in workers:
         worker.end_orders()
-    told = [worker.finish(30) for worker in workers]
+    told = [worker.finish(patience) for worker in workers]
     assert len(told) == 8, "every surviving ask was served"
     books = upstream.finish()
     judge(books)
@@ -111,6 +112,7 @@ def fleet_run(start: Callable[..., Child], url: str, seconds: float) -> None:
         "shared", [Window(RATE, per=PER, slack=1.0, name="window"), Concurrency(SLOTS, name="slots")], store=url
     )
     until(lambda: gate.holders() == [], 10)
+    return books
 
 
 @pytest.mark.slow

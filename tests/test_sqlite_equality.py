@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from histories import DEEDS, FAMILIES, PASSED, History, generated, plain, some_ask, usual_deed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from headgate.records import DictRecords
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore
 from headgate.testing import FakeClock
+from tests.histories import DEEDS, FAMILIES, PASSED, History, generated, plain, some_ask, usual_deed
 
 
 class Both:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: What an `AwaitWake` is answered when nothing woke it.
 TIMED_OUT = -1
 
+#: What an `AwaitWake` is answered when the waiter is sent away, and its ticket is to stay for when it comes again.
+SENT_AWAY = -2
+
 
 # Plain classes: making a dataclass takes as long as reading all of this package's small files.
 
@@ -41,7 +44,7 @@ class Execute:
 class AwaitWake:
     """Sleep until the ticket's process is woken for it, or for `delay` microseconds (None: as long as it takes).
 
-    Answered with None (called), a delay after which to look again, or TIMED_OUT.
+    Answered with None (called), a delay after which to look again, TIMED_OUT or SENT_AWAY.
     """
 
     __slots__ = ("delay", "ticket")
@@ -80,11 +83,15 @@ def acquire(
     remembered: bool = False,
     timeout: int | None = None,
     max_delay: int | None = None,
+    reply: Wait | None = None,
 ) -> Flow:
-    """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own."""
+    """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own.
+
+    `reply` is for one who already stands in line: what the same ask was answered a moment ago.
+    """
     if plan.policy.waiting == "promise":
         return _promised(plan, id, clock, remembered, timeout, max_delay)
-    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout)
+    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout, reply)
 
 
 def _in_line(
@@ -96,12 +103,14 @@ def _in_line(
     lease: int,
     remembered: bool,
     timeout: int | None,
+    reply: Any,
 ) -> Flow:
     command = Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered)
     deadline = None if timeout is None else clock() + timeout
     standing = True
     try:
-        reply = yield Execute(command)
+        if reply is None:
+            reply = yield Execute(command)
         told = clock()
         while isinstance(reply, Wait):
             if timeout == 0:
@@ -113,6 +122,9 @@ def _in_line(
                 if left is not None and left <= 0:
                     raise denied(plan, reply, waited=clock() - told)
                 woken = yield AwaitWake(id, delay if left is None else left if delay is None else min(delay, left))
+                if woken == SENT_AWAY:
+                    standing = False
+                    raise denied(plan, reply, waited=clock() - told)
                 if woken is None or (woken == TIMED_OUT and (delay is None or left is None or delay <= left)):
                     break
                 if woken != TIMED_OUT:

@@ -126,6 +126,17 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiter:
+    """An ask that stands in line. `since` is seconds ago."""
+
+    id: str
+    holder: str | None
+    key: Mapping[str, str]
+    since: float
+    priority: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why an ask would go or not. Spends nothing."""
 
@@ -161,7 +172,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What `Peek` found; `gate.py` turns it into `Usage`, `Holder` and `Explanation`."""
+    """What `Peek` found; `gate.py` turns it into `Usage`, `Holder`, `Waiter` and `Explanation`."""
 
     now: int
     seq: int
@@ -172,3 +183,4 @@ class Snapshot:
     leases: tuple[Any, ...] = ()
     overrides: tuple[Override, ...] = ()
     decision: Any = None
+    waiters: tuple[Any, ...] = ()

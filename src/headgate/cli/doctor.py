@@ -12,6 +12,7 @@ import click
 
 import headgate
 from headgate import Concurrency, Gate, HeadgateError
+from headgate.stores import open_store
 
 from . import params
 from .app import CONFIG, FAILED, OK, UNAVAILABLE
@@ -100,9 +101,17 @@ def _clock() -> Check:
 
 def _store(url: str, create: bool) -> Iterator[Check]:
     name = f"store {params.shown(url)}"
-    begun = time.perf_counter()
+    made: list[str] = []
+    try:
+        if create and (make := getattr(open_store(url), "create", None)) is not None:
+            made = make()
+    except HeadgateError as error:
+        yield Check(name, "wrong", str(error))
+        return
     try:
         gate = Gate(GATE, [Concurrency(1_000_000, name="probe", lease="10s")], store=url)
+        gate.usage()  # which also loads its driver and connects
+        begun = time.perf_counter()
         gate.usage()
         took = time.perf_counter() - begun
         permit = gate.acquire(holder="headgate doctor", timeout=5, renew=False)
@@ -113,8 +122,10 @@ def _store(url: str, create: bool) -> Iterator[Check]:
         yield Check(name, "wrong", str(error))
         return
     yield Check(name, "ok", f"reachable and writable, answers in {took * 1000:.1f} ms")
+    for level, detail, remedy in getattr(open_store(url), "examine", list)():
+        yield Check(name, level, detail, remedy)
     if create:
-        yield Check(name, "ok", "it makes what it needs by itself: there was nothing to create")
+        yield Check(name, "ok", "; ".join(made) or "there was nothing to create")
     skew = (permit.lease_expires or now) - 10 - now
     if abs(skew) > SKEW:
         detail = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .. import line
-from ..errors import IdConflict
+from ..errors import IdConflict, KindChanged
 from ..limits import NO_LEASE
 from ..model import NEVER, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
 from ..records import busy
-from .base import REAP_MASK, REMEMBER, Command, begin, steps_in_force, too_large
+from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,9 +109,10 @@ class Admit(Command):
     def _apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
         plan = self.plan
         if self.remembered and (known := records.space("permits").get(self.id)) is not None:
-            if known[2] + REMEMBER > now:
+            if known[2] + REMEMBER <= now:
+                records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
+            elif known[5] != TAKEN_BACK:
                 return self._again(now, known)
-            records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
         ticket = None
         if busy(records)[3]:
             ticket = line.find(records, self.id) if self.id else None
@@ -235,6 +236,34 @@ class Stand(Admit):
         self.session = session
         self.remembered = remembered
         self.latest = latest
+
+    def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+        return self._at_once(now, records) or self._apply(begin(now, records), records)
+
+    def _at_once(self, now: int, records: Records) -> Granted | None:
+        """The grant where nothing but the limits matters, and all of them say now: the same records, sooner."""
+        seq, last, rest = records.head
+        plan, id = self.plan, self.id
+        if rest is not None or not seq & REAP_MASK or not plan.plain or seq < records.seen or not self.remembered:
+            return None
+        permits = records.space("permits")
+        if permits.get(id) is not None:
+            return None
+        for member, free in plan.slots:  # as in `admit`, which would refuse there in its own way
+            state = records.states.get(member)
+            if state is None or len(records.leases[member]) > free or state[0] != "concurrency":
+                return None
+        try:
+            grant = admit(now, records, plan, id, self.holder, self.lease)
+        except KindChanged:
+            return None  # which `_apply` says, and counts
+        if not isinstance(grant, tuple):
+            return None
+        at, expires, fence, worth = grant
+        remember(records, plan.policy)
+        ends = expires or at
+        permits.put(id, (plan.ref, at, ends, fence, bool(expires), False, worth), ends + REMEMBER)
+        return grant
 
 
 def earliest_now(records: Records, now: int, steps: Steps) -> tuple[int, Step | None]:

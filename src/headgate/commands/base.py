@@ -16,10 +16,20 @@ if TYPE_CHECKING:
 #: For how long an id is remembered after its permit ended.
 REMEMBER = 60 * SECOND
 
+#: How a permit on record has ended: False while it lives, True, or with its charge given back. Asked again, the last is a
+#: new ask: to answer it with the old permit would let it pass uncharged.
+TAKEN_BACK = 2
+
 #: State that has run off is looked for once in so many commands, and so many records are looked at then.
 REAP_EVERY = 256
 REAP_MASK = REAP_EVERY - 1
 REAP = 512
+
+#: Where the state of a kind says what called tickets hold.
+HELD = {"window": 3, "bucket": 3, "quota": 2}
+
+#: A bucket whose rate was overridden is remembered so many times as long: its state knows the limit's own rate only.
+SLOWER = 1000
 
 #: The spaces that belong to one state, and go with it.
 SPACES = ("windows", "promised", "leases")
@@ -66,6 +76,10 @@ def _reap(now: int, records: Records) -> None:
         member = first[1]
         state = states.get(member)
         until = KINDS[state[0]].until(records, member, state)
+        if until <= now and state[0] == "bucket" and busy(records)[2] and _is_overridden(records, member):
+            until += (until - state[2]) * SLOWER  # at the rate in force it may run off far more slowly
+        if until <= now and state[0] in HELD and state[HELD[state[0]]]:
+            until = now + SECOND  # a call holds some of it, which has no end of its own
         if until > now:
             states.put(member, state, min(until, now + 3600 * SECOND))
             continue
@@ -83,6 +97,13 @@ def _reap(now: int, records: Records) -> None:
             permits.put(first[1], permit, until)
         else:
             permits.delete(first[1])
+
+
+def _is_overridden(records: Records, member: str) -> bool:
+    overrides = records.space("overrides")
+    name, _, key = member.partition("|")
+    base = name.partition("@")[0]
+    return overrides.get(base) is not None or overrides.get(f"{base}|{key}") is not None
 
 
 def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:

@@ -8,7 +8,7 @@ from ..limits import Concurrency, prune
 from ..model import OUTCOMES, Ended
 from ..plan import Plan, recall
 from ..records import busy
-from .base import ENDED, LOST, REAP_MASK, REMEMBER, Command, begin, pause
+from .base import ENDED, LOST, REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Settle(Command):
             self._mark_confirmed(records, now, steps, permit)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]
-            records.space("permits").put(self.id, (ref, at, now, fence, leased, True, worth), now + REMEMBER)
+            ended = TAKEN_BACK if outcome == "unsent" else True
+            records.space("permits").put(self.id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
         if self.retry_after and outcome in ("rate_limited", "overloaded"):
             pause(records, now + self.retry_after, f"upstream: {outcome}")
         if busy(records)[3] and not (only_confirmed and line.is_early(records, now, plan)):

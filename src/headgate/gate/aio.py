@@ -7,27 +7,28 @@ from time import monotonic
 
 from .. import duration, flows
 from ..commands import Admit, Cancel, Pause, Peek
-from ..errors import Denied, StoreUnavailable
+from ..errors import Denied, HeadgateError, StoreUnavailable
 from ..flows import AwaitWake, Execute, Sleep, denied, granted
 from ..model import SECOND, Wait
-from .base import ONE, SETTLED_LATER, BaseGate, checked, checked_holder
+from .base import ONE, BaseGate, checked, checked_holder, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import ENDED, AsyncPermit, AsyncPlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Generator
     from types import TracebackType
     from typing import Any
 
     from ..commands import Command
-    from ..flows import Flow
-    from ..model import Explanation, Holder, Override, Usage
+    from ..flows import Flow, Undo
+    from ..model import Explanation, Holder, Override, Usage, Waiter
     from ..plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
-    from .permit import BasePermit
+    from .permit import BasePermit, Told
 
 
 #: The arguments of an ask that says nothing.
@@ -143,10 +144,17 @@ class AsyncGate(BaseGate):
                 raise denied(plan, reply)
             if not isinstance(reply, Wait):
                 granted(plan, reply)
-        flow, name, told = self._flow(plan, id, holder, lease, wait)
+        name, told = self._called(plan, id, holder, lease)
         begun = monotonic()
         try:
-            grant = await self._drive(flow)
+            first: Any = None
+            if self._remote_way:
+                first = await self._ask_remote(plan, name, told, wait)
+                if first.__class__ is tuple:
+                    return self._made(plan, first, name, told, renew)  # type: ignore[no-any-return]
+                if not isinstance(first, Wait):
+                    granted(plan, first)
+            grant = await self._drive(self._waiting(plan, name, told, wait, first))
         except StoreUnavailable as error:
             reply = self._while_away(plan, name, told, error, renew)
             if reply.__class__ is AsyncPermit:
@@ -189,9 +197,16 @@ class AsyncGate(BaseGate):
             if isinstance(reply, Wait):
                 return None
             granted(plan, reply)
-        flow, name, told = self._flow(plan, id, holder, lease, 0)
+        name, told = self._called(plan, id, holder, lease)
         try:
-            permit: AsyncPermit = self._made(plan, await self._drive(flow), name, told, renew)
+            if self._remote_way:
+                reply = await self._ask_remote(plan, name, told, 0)
+                if isinstance(reply, Wait):
+                    return None
+                grant = granted(plan, reply)
+            else:
+                grant = await self._drive(self._waiting(plan, name, told, 0))
+            permit: AsyncPermit = self._made(plan, grant, name, told, renew)
             return permit
         except StoreUnavailable as error:
             reply = self._while_away(plan, name, told, error, renew)
@@ -212,6 +227,14 @@ class AsyncGate(BaseGate):
             return self._while_away(plan, id or self._new_id(plan), told, error, renew)
         return self._made(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
 
+    async def _ask_remote(self, plan: Plan, name: str, told: Told, wait: int | None) -> Any:
+        """Ask a store whose reply may be lost, by an id that is on record: most can go, and need no flow."""
+        try:
+            return await self._outage.guard_async(self._store, self._standing(plan, name, told, wait))
+        except BaseException as error:
+            self._unheard(error, name)
+            raise
+
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> AsyncPlace:
@@ -230,22 +253,22 @@ class AsyncGate(BaseGate):
         mailbox: asyncio.Queue[int | None] | None = None
         ticket = ""
         answer: Any = None
-        sent = False
+        sent = interrupted = False
         try:
             effect = next(flow)
             while True:
                 try:
                     if isinstance(effect, Execute):
                         if mailbox is None and getattr(effect.command, "waits", False):
-                            mailbox = asyncio.Queue()
                             ticket = effect.command.id  # type: ignore[attr-defined]
-                            tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
-                            store.listen(ticket, tell)
-                            keeper.attend(self.name, ticket, tell)
+                            mailbox = self._mailbox(ticket)
                         answer = await self._outage.guard_async(store, effect.command)
                         sent = True
                     elif isinstance(effect, AwaitWake):
-                        assert mailbox is not None
+                        if mailbox is None:  # it stood in line before
+                            ticket = effect.ticket
+                            sent = True
+                            mailbox = self._mailbox(ticket)
                         try:
                             async with asyncio.timeout(None if effect.delay is None else effect.delay / SECOND):
                                 answer = await mailbox.get()
@@ -255,13 +278,16 @@ class AsyncGate(BaseGate):
                         await asyncio.sleep(effect.delay / SECOND)
                         answer = None
                     else:
-                        if sent:
-                            self._undo(effect)
+                        if sent and self._store.remote and not (interrupted or self._outage.away):
+                            await self._undo_now(effect)
+                        elif sent:
+                            self._undo(effect, background=True)
                         answer = None
                 except StillAway as error:
+                    interrupted = True
                     effect = flow.throw(error)
                 except BaseException as error:
-                    sent = True  # for all one knows
+                    sent = interrupted = True  # for all one knows
                     effect = flow.throw(error)
                 else:
                     effect = flow.send(answer)
@@ -271,6 +297,25 @@ class AsyncGate(BaseGate):
             if mailbox is not None:
                 store.unlisten(ticket)
                 keeper.dismiss(self.name, ticket)
+
+    async def _undo_now(self, effect: Undo) -> None:
+        """Nothing is wrong, so whoever leaves the line waits until that is known."""
+        try:
+            await self._store.aexecute([effect.command])
+        except BaseException as error:
+            self._keeper.undo(effect.command)
+            if not isinstance(error, HeadgateError):
+                raise
+
+    def _mailbox(self, ticket: str) -> asyncio.Queue[int | None]:
+        """Where the waiter of a ticket is told what becomes of it."""
+        import asyncio
+
+        mailbox: asyncio.Queue[int | None] = asyncio.Queue()
+        tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
+        self._store.listen(ticket, tell)
+        self._keeper.attend(self.name, ticket, tell)
+        return mailbox
 
     def _gone(self, ticket: str) -> Callable[[], None]:
         """Takes a ticket out of the line whose event loop was closed under it."""
@@ -294,12 +339,12 @@ class AsyncGate(BaseGate):
             if permit._store.instant:
                 return permit._store.decide(command)
             return await self._run(command)
-        except StoreUnavailable:
-            keeper_of(permit._store).later(command)
-            return SETTLED_LATER
-        except BaseException:
+        except StoreUnavailable as error:
+            return self._settled_later(permit, command, error)
+        except BaseException as error:
             # Cancelled on the way: whether it arrived is unknown, and ending twice is harmless.
-            keeper_of(permit._store).later(command)
+            if not isinstance(error, HeadgateError) and ends(command):
+                keeper_of(permit._store).later(command)
             raise
 
     # --- looking and changing ------------------------------------------------------------------------------------
@@ -312,13 +357,23 @@ class AsyncGate(BaseGate):
         """The live leases, the oldest first."""
         return self._holders_of(await self._run(Peek(self._policy, leases=True)))
 
+    async def waiters(self) -> list[Waiter]:
+        """Who stands in line, the oldest first: the first 50. `usage().waiting` is how many there are."""
+        return self._waiters_of(await self._run(Peek(self._policy, waiters=True)))
+
     async def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
         """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
         return self._explanation_of(await self._run(self._question(cost, key, priority)))
 
-    async def release(self, permit_id: str, outcome: str = "ok", retry_after: float | None = None) -> bool:
-        """End a permit by its id, from any process. Returns False when there was none to end."""
-        return not (await self._run(self._release_of(permit_id, outcome, retry_after))).lost
+    async def release(
+        self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+    ) -> bool:
+        """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
+        return not (await self._run(self._release_of(permit_id, outcome, retry_after, cost))).lost
+
+    async def renew(self, permit_id: str, lease: Duration | None = None) -> float:
+        """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""
+        return self._extended(permit_id, await self._run(self._extension_of(permit_id, lease)))
 
     async def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
         """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from time import monotonic_ns
 
 from .. import duration, flows
-from ..commands import Admit, Configure, Pause, Peek, Release, Reset, admit
-from ..errors import HeadgateError, InvalidInput, StoreUnavailable
+from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Reset, Settle, Stand, admit
+from ..errors import HeadgateError, InvalidInput, LeaseLost, StoreUnavailable
 from ..events import emit
 from ..limits import Concurrency, positive
-from ..model import SECOND, Ended, Explanation, Holder, Refusal, Usage, Wait
+from ..model import SECOND, Ended, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from ..plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from .keeper import keeper_of
 from .outage import Outage
-from .permit import NOT_LEASED, UNTRACKED, hand_out
+from .permit import NOT_LEASED, UNTRACKED, checked_actual, hand_out
 from .quick import asking, numbers, places
 
 TYPE_CHECKING = False
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from ..commands import Granted
+    from ..commands import Command, Granted
     from ..flows import Flow, Undo
     from ..limits import Limit
-    from ..model import Snapshot
+    from ..model import Pulse, Snapshot
     from ..plan import Plan
     from ..sources import Refresher
     from ..stores.base import Store
@@ -48,6 +48,11 @@ def steady() -> int:
 
 #: The answer to a release that the store will be told of later.
 SETTLED_LATER = Ended()
+
+
+def ends(command: Command) -> bool:
+    """Whether it ends a permit: that may be said twice, and anything else that is settled may not."""
+    return not isinstance(command, Settle) or command.outcome is not None
 
 
 def checked(reply: Any) -> Any:
@@ -80,16 +85,19 @@ class BaseGate:
         sources: Mapping[str, Refresher] | None = None,
     ) -> None:
         self.name = name
+        # What is neither is refused by open_store, with what would be right.
+        self._store: Store = open_store(store) if not hasattr(store, "execute") else store  # type: ignore[assignment]
         self._timings = {
             "patience": PATIENCE if patience is None else duration.parse(patience, what="patience"),
-            "claim": CLAIM if claim is None else duration.parse(claim, what="claim"),
+            # A store that cannot wake anybody holds a call for longer.
+            "claim": getattr(self._store, "claim", CLAIM) if claim is None else duration.parse(claim, what="claim"),
         }
+        if hasattr(self._store, "adapted") and hasattr(limits, "__iter__"):
+            limits = self._store.adapted(limits)  # where clocks are not exact, limits allow for it
         self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **self._timings))
         if max_delay is not None and waiting != "promise":
             raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
         self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
-        # What is neither is refused by open_store, with what would be right.
-        self._store: Store = open_store(store) if not hasattr(store, "execute") else store  # type: ignore[assignment]
         self._store.on_loss = _tell_of_loss
         #: A store in this process may be called without a command object.
         self._call = self._store.caller(name)
@@ -106,10 +114,13 @@ class BaseGate:
         #: Of an ask that says nothing but its key, and the plan of one that does not say that either.
         self._model = policy.model() if len(policy.units) == 1 else None
         self._plan = None if self._model is None else self._model.whole
-        self._short_way = policy.waiting == "line"
 
     def _prepare(self) -> None:
         """Make such an ask ready where that can be done (see `quick`); None: go the usual way."""
+        in_line, remote = self._policy.waiting == "line", self._store.remote
+        # An ask whose reply can be lost on the way needs an id that is remembered, so it cannot go the short way.
+        self._short_way = in_line and not remote
+        self._remote_way = in_line and remote
         self._ready: Ask | None = None
         if (model := self._model) is not None:
             self._ready = self._store.prepared(self.name, lambda here: asking(self, here, model))
@@ -153,12 +164,7 @@ class BaseGate:
             return plan.lease
         if not plan.lease:
             raise InvalidInput(f"gate {self.name!r} has no concurrency limit, so there is nothing to lease")
-        length = duration.parse(lease, what="lease")
-        if length < 10_000:
-            raise InvalidInput(
-                f"gate {self.name!r}: a lease below 10 ms cannot be renewed in time, and {lease!r} is that"
-            )
-        return length
+        return checked_lease(self.name, lease)
 
     def _new_id(self, plan: Plan) -> str:
         if plan.lane:
@@ -174,21 +180,43 @@ class BaseGate:
         wait: int | None,
     ) -> tuple[Flow, str, Told]:
         """The flow of an ask that waits for at most `wait` microseconds, its id, and what the permit must know."""
+        name, told = self._called(plan, id, holder, lease)
+        return self._waiting(plan, name, told, wait), name, told
+
+    def _called(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Told]:
+        """The id of an ask, and what the permit must know."""
         remembered = id is not None or self._store.remote
-        name = self._new_id(plan) if id is None else check_key("id", id)
+        if id is not None:
+            self._keeper.withdraw(check_key("id", id))
         told = (remembered, self._lease_for(plan, lease), checked_holder(holder))
-        flow = flows.acquire(
+        return self._new_id(plan) if id is None else id, told
+
+    def _waiting(self, plan: Plan, name: str, told: Told, wait: int | None, reply: Wait | None = None) -> Flow:
+        """The flow of an ask; `reply` is what it was answered when it already stands in line."""
+        return flows.acquire(
             plan,
             name,
             self._store.session,
             steady,
             holder=told[2],
             lease=told[1],
-            remembered=remembered,
+            remembered=told[0],
             timeout=wait,
             max_delay=self._max_delay,
+            reply=reply,
         )
-        return flow, name, told
+
+    def _standing(self, plan: Plan, name: str, told: Told, wait: int | None) -> Stand:
+        """The ask that `flows.acquire` would begin with."""
+        return Stand(plan, name, told[2], told[1], waits=wait != 0, session=self._store.session, remembered=told[0])
+
+    def _unheard(self, error: BaseException, name: str) -> None:
+        """An ask failed on its way. Where it may have arrived, no ticket, call or grant stays behind."""
+        if getattr(error, "unsent", False) or (
+            isinstance(error, HeadgateError) and not isinstance(error, StoreUnavailable)
+        ):
+            return
+        self._keeper.undo(Cancel(self._policy, name))
 
     def _ask_now(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
         """The short way, where the store answers in this thread: a permit, or the reply that is none."""
@@ -247,6 +275,18 @@ class BaseGate:
             return self._made(mine, reply, id, told, renew, store)
         return reply
 
+    def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
+        """The store cannot be told now that a permit ends, is confirmed or settled: it is told when it is back.
+
+        Where it may already have been told, and twice would be wrong, a confirmation is left at that, and whoever settles
+        a cost has to know.
+        """
+        if not getattr(error, "unknown", False):
+            keeper_of(permit._store).later(command)
+        elif isinstance(command, Settle) and command.actual is not None:
+            raise error
+        return SETTLED_LATER
+
     # --- what the drivers share ----------------------------------------------------------------------------------
 
     def _usage_of(self, snapshot: Snapshot) -> Usage:
@@ -273,6 +313,13 @@ class BaseGate:
             for id, holder, key, at, expires, rank in snapshot.leases
         ]
 
+    def _waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
+        names: list[str | None] = [*self._policy.priorities] or [None]
+        return [
+            Waiter(id, holder, key, (snapshot.now - since) / SECOND, names[rank] if rank < len(names) else None)
+            for id, holder, key, since, rank in snapshot.waiters
+        ]
+
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
         decision = snapshot.decision
         after: float | None = 0.0
@@ -296,10 +343,10 @@ class BaseGate:
             waiting=snapshot.waiting,
         )
 
-    def _undo(self, effect: Undo) -> None:
-        """On the way out: at once where the store answers at once, else in the background."""
-        if self._store.remote or self._outage.away:
-            self._keeper.later(effect.command)
+    def _undo(self, effect: Undo, background: bool) -> None:
+        """On the way out: at once where nothing is wrong or the store answers at once, else in the background."""
+        if (self._store.remote and background) or self._outage.away:
+            self._keeper.undo(effect.command)
             return
         try:
             self._store.execute([effect.command])
@@ -309,11 +356,25 @@ class BaseGate:
     def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:
         return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
 
-    def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None) -> Release:
+    def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:
         if not isinstance(permit_id, str) or not permit_id:
             raise InvalidInput(f"gate {self.name!r}: a permit is released by its id (permit.id), not by {permit_id!r}")
         delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
-        return Release(self._policy, permit_id, outcome, delay)
+        return Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
+
+    def _extension_of(self, permit_id: str, lease: Duration | None) -> Extend:
+        if not isinstance(permit_id, str) or not permit_id:
+            raise InvalidInput(f"gate {self.name!r}: a lease is renewed by its id (permit.id), not by {permit_id!r}")
+        leased = next((limit for limit in self._policy.limits if limit.leased), None)
+        if leased is None:
+            raise InvalidInput(f"gate {self.name!r} has no concurrency limit, so there is no lease to renew")
+        return Extend(self._policy, permit_id, 0 if lease is None else checked_lease(self.name, lease))
+
+    def _extended(self, permit_id: str, pulse: Pulse) -> float:
+        expires = pulse.expires[permit_id]
+        if not expires:
+            raise LeaseLost(f"gate {self.name!r}: the lease of permit {permit_id!r} had already ended")
+        return expires / SECOND
 
     def _peek_key(self, key: Key | None) -> Peek:
         if key is None:
@@ -350,6 +411,13 @@ class BaseGate:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={self._store.url!r})"
+
+
+def checked_lease(gate: str, lease: Duration) -> int:
+    length = duration.parse(lease, what="lease")
+    if length < 10_000:
+        raise InvalidInput(f"gate {gate!r}: a lease below 10 ms cannot be renewed in time, and {lease!r} is that")
+    return length
 
 
 def checked_holder(holder: str | None) -> str | None:

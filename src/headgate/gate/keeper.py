@@ -10,11 +10,13 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from time import monotonic
 
-from ..commands import Renew
+from ..commands import Cancel, Renew
 from ..errors import HeadgateError
 from ..events import emit
+from ..flows import SENT_AWAY
 from ..model import NEVER, SECOND
 from ..stores.base import at_fork
 
@@ -36,6 +38,15 @@ LONGEST = NEVER
 
 #: Seconds after which a keeper without anything to keep lets its thread go.
 PARKED = 5.0
+
+#: Seconds until the store is tried again with what had to wait; twice as long after each failure, up to eight times.
+LATER = 0.25
+
+#: Seconds after which an ask that may have been on its way is undone once more.
+TWICE_AFTER = 2.0
+
+#: How many commands that had to wait go to the store together.
+AT_ONCE = 128
 
 
 class Keeper:
@@ -61,13 +72,15 @@ class Keeper:
         self.live: dict[str, tuple[weakref.ref[BasePermit], str]] = {}
         self._due: dict[str, float] = {}
         self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
-        self._later: list[Command] = []
+        #: What the store is still to be told, each from a moment on.
+        self._later: list[tuple[float, Command]] = []
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
         self.shortest = LONGEST
         self._beat = BEAT_LEAST
         self._next_beat = 0.0
         self._awake_at = 0.0
+        self._failures = 0
         self.parked = True
         self._bell = threading.Event()
         self._starting = threading.Lock()
@@ -100,10 +113,37 @@ class Keeper:
         if mine is not None:
             mine.pop(ticket, None)
 
-    def later(self, command: Command) -> None:
-        """Have a command decided soon, and again until the store can be reached."""
-        self._later.append(command)
+    def send_away(self, gate: str, ticket: str) -> bool:
+        """Have the waiter of a ticket go without giving up its place: it comes again, perhaps to another process."""
+        listener = self._tickets.get(gate, {}).get(ticket)
+        if listener is not None:
+            listener(SENT_AWAY)
+        return listener is not None
+
+    def later(self, command: Command, after: float = 0.0) -> None:
+        """Have a command decided soon (or after so many seconds), and again until the store can be reached."""
+        self._later.append((monotonic() + after, command))
         self.ring()
+
+    def undo(self, command: Command) -> None:
+        """Have an ask undone whose reply may be lost.
+
+        A server that hung may read the ask itself after this: it came by another connection. So it is said again when
+        that is over, which changes nothing where it had worked; but not where the id is the caller's, who may use it again.
+        """
+        self.later(command)
+        if self.store.remote and getattr(command, "id", "").startswith(f"{self.store.session}-"):
+            self.later(command, TWICE_AFTER)
+
+    def withdraw(self, id: str) -> None:
+        """An ask is made again under an id that was to be undone."""
+        for entry in list(self._later):
+            if isinstance(entry[1], Cancel) and entry[1].id == id:
+                self._drop(entry)
+
+    def _drop(self, entry: tuple[float, Command]) -> None:
+        with suppress(ValueError):  # others add to the list meanwhile, or were faster
+            self._later.remove(entry)
 
     def refresh(self, read: Callable[[], float]) -> None:
         """Call a bound method now and then; it returns the seconds until the next time."""
@@ -128,7 +168,9 @@ class Keeper:
             now = monotonic()
             try:
                 self._tick(now)
+                self._failures = 0
             except HeadgateError:
+                self._failures = min(self._failures + 1, 4)
                 # The store is away; leases are renewed when it is back, if that is in time.
                 self._next_beat = now + BEAT_LEAST
             except Exception:
@@ -168,7 +210,8 @@ class Keeper:
         if any(self._tickets.values()):
             pause = min(pause, max(0.0, self._next_beat - now))
         if self._later:
-            pause = min(pause, 0.25)
+            soonest = min(due for due, _ in self._later)
+            pause = min(pause, max(LATER * 2**self._failures / 2, soonest - now))
         for due in self._refresh_at.values():
             pause = min(pause, max(0.01, due - now))
         return pause
@@ -181,9 +224,10 @@ class Keeper:
                     del self._refresh[key], self._refresh_at[key]
                 else:
                     self._refresh_at[key] = now + read()
-        while self._later:
-            self.store.execute([self._later[0]])
-            del self._later[0]
+        while due_now := [entry for entry in self._later if entry[0] <= now][:AT_ONCE]:
+            self.store.execute([command for _, command in due_now])
+            for entry in due_now:
+                self._drop(entry)
         leases = self._leases(now)
         beating = now >= self._next_beat
         gates = set(leases) | ({gate for gate, mine in list(self._tickets.items()) if mine} if beating else set())

@@ -40,6 +40,9 @@ def parse_mode(gate: str, mode: object) -> tuple[str, float]:
 class StillAway(StoreUnavailable):
     """The store was away a moment ago and was not tried again: the command has not been sent."""
 
+    #: A store says this of an error as well, where it is sure that nothing was decided.
+    unsent = True
+
 
 class Outage:
     """Whether the store is away, for one gate in one process."""
@@ -83,20 +86,26 @@ class Outage:
         try:
             reply = store.decide(command)
         except StoreUnavailable as error:
-            self.began(error)
+            self._failed(error)
             raise
         self.ended()
         return reply
 
     async def guard_async(self, store: Store, command: Command) -> Any:
-        self.check()
+        if self.away:
+            self.check()
         try:
             [reply] = await store.aexecute([command])
         except StoreUnavailable as error:
-            self.began(error)
+            self._failed(error)
             raise
-        self.ended()
+        if self.away:
+            self.ended()
         return reply
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        if not getattr(error, "unknown", False):  # one answer was lost; the store is there
+            self.began(error)
 
     def local(self, policy: Policy) -> tuple[Store, Policy]:
         """A share of every limit in this process, starting as if it had just been used up."""

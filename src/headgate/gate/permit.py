@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from ..commands import Granted
-    from ..plan import Plan
+    from ..plan import Plan, Policy
     from ..stores.base import Store
     from .aio import AsyncGate
     from .base import BaseGate
@@ -154,6 +154,12 @@ class BasePermit:
         self._finish = None
         return Settle(self._plan, self._grant[0], self.id, None, self._told[0])
 
+    def _was_confirmed(self, reply: Any) -> None:
+        if reply.at:
+            self._confirmed = reply.at
+        else:  # it will be, or perhaps was: the end must not tell it a second time
+            self._grant = (*self._grant[:3], False)
+
     def _settlement(self, actual: Mapping[str, float]) -> Settle | None:
         plan = self._plan
         costs = dict(plan.ref[2])
@@ -235,6 +241,19 @@ def checked(plan: Plan, costs: Mapping[str, float]) -> Mapping[str, float]:
     return costs
 
 
+def checked_actual(policy: Policy, cost: Any) -> dict[str, float] | None:
+    """What something really cost, by unit; a number alone is requests. It may be 0, and must name units of the gate."""
+    if cost is None:
+        return None
+    if isinstance(cost, int | float):
+        cost = {"requests": cost}
+    if not hasattr(cost, "items"):
+        raise InvalidInput(f"cost is what it really cost by unit, as in {{'pu': 2.9}}, not {cost!r}")
+    positive = {unit: amount for unit, amount in cost.items() if amount != 0 or isinstance(amount, bool)}
+    policy._costs({**dict.fromkeys(policy.units, 1), **dict.fromkeys(cost, 1), **positive})
+    return dict(cost)
+
+
 def _delay(seconds: float) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         raise InvalidInput(f"retry_after is a number of seconds, not {seconds!r}")
@@ -265,7 +284,7 @@ class Permit(BasePermit):
         """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
         command = self._confirmation()
         if command is not None:
-            self._confirmed = self._gate._settle(self, command).at
+            self._was_confirmed(self._gate._settle(self, command))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """Charge what it really cost, by unit: the difference is given back or charged."""
@@ -323,7 +342,7 @@ class AsyncPermit(BasePermit):
         """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
         command = self._confirmation()
         if command is not None:
-            self._confirmed = (await self._gate._settle(self, command)).at
+            self._was_confirmed(await self._gate._settle(self, command))
 
     async def settle(self, actual: Mapping[str, float]) -> None:
         """Charge what it really cost, by unit: the difference is given back or charged."""

@@ -10,7 +10,7 @@ from ..commands import Cancel, Pause, Peek
 from ..errors import Denied, HeadgateError, StoreUnavailable
 from ..flows import AwaitWake, Execute, Sleep, denied, granted
 from ..model import SECOND, Wait
-from .base import ONE, SETTLED_LATER, BaseGate, checked
+from .base import ONE, BaseGate, checked, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import Permit, Place
@@ -18,14 +18,16 @@ from .permit import Permit, Place
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from queue import SimpleQueue
     from typing import Any
 
     from ..commands import Command
     from ..flows import Flow
-    from ..model import Explanation, Holder, Override, Usage
+    from ..model import Explanation, Holder, Override, Usage, Waiter
+    from ..plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
-    from .permit import BasePermit
+    from .permit import BasePermit, Told
 
 
 class Gate(BaseGate):
@@ -73,10 +75,17 @@ class Gate(BaseGate):
                 raise denied(plan, reply)
             if not isinstance(reply, Wait):
                 granted(plan, reply)
-        flow, name, told = self._flow(plan, id, holder, lease, wait)
+        name, told = self._called(plan, id, holder, lease)
         begun = monotonic()
         try:
-            grant = self._drive(flow)
+            first: Any = None
+            if self._remote_way:
+                first = self._ask(plan, name, told, wait)
+                if first.__class__ is tuple:
+                    return self._made(plan, first, name, told, renew)  # type: ignore[no-any-return]
+                if not isinstance(first, Wait):
+                    granted(plan, first)
+            grant = self._drive(self._waiting(plan, name, told, wait, first))
         except StoreUnavailable as error:
             reply = self._while_away(plan, name, told, error, renew)
             if reply.__class__ is Permit:
@@ -116,9 +125,16 @@ class Gate(BaseGate):
             if isinstance(reply, Wait):
                 return None
             granted(plan, reply)
-        flow, name, told = self._flow(plan, id, holder, lease, 0)
+        name, told = self._called(plan, id, holder, lease)
         try:
-            permit: Permit = self._made(plan, self._drive(flow), name, told, renew)
+            if self._remote_way:
+                reply = self._ask(plan, name, told, 0)
+                if isinstance(reply, Wait):
+                    return None
+                grant = granted(plan, reply)
+            else:
+                grant = self._drive(self._waiting(plan, name, told, 0))
+            permit: Permit = self._made(plan, grant, name, told, renew)
             return permit
         except StoreUnavailable as error:
             reply = self._while_away(plan, name, told, error, renew)
@@ -138,15 +154,23 @@ class Gate(BaseGate):
         permit: Permit = self._made(plan, grant, name, (remembered, 0, None), False)
         return Place(permit, delay / SECOND)
 
+    def _ask(self, plan: Plan, name: str, told: Told, wait: int | None) -> Any:
+        """Ask a store whose reply may be lost, by an id that is on record: most can go, and need no flow."""
+        try:
+            return self._outage.guard(self._store, self._standing(plan, name, told, wait))
+        except BaseException as error:
+            self._unheard(error, name)
+            raise
+
     def _drive(self, flow: Flow) -> Any:
         """Run a flow in this thread."""
-        from queue import Empty, SimpleQueue
+        from queue import Empty
 
         store, keeper = self._store, self._keeper
         mailbox: SimpleQueue[int | None] | None = None
         ticket = ""
         answer: Any = None
-        sent = False
+        sent = interrupted = False
         clean = False
         try:
             effect = next(flow)
@@ -154,14 +178,15 @@ class Gate(BaseGate):
                 try:
                     if isinstance(effect, Execute):
                         if mailbox is None and getattr(effect.command, "waits", False):
-                            mailbox = SimpleQueue()
                             ticket = effect.command.id  # type: ignore[attr-defined]
-                            store.listen(ticket, mailbox.put)
-                            keeper.attend(self.name, ticket, mailbox.put)
+                            mailbox = self._mailbox(ticket)
                         answer = self._outage.guard(store, effect.command)
                         sent = True
                     elif isinstance(effect, AwaitWake):
-                        assert mailbox is not None
+                        if mailbox is None:  # it stood in line before
+                            ticket = effect.ticket
+                            sent = True
+                            mailbox = self._mailbox(ticket)
                         try:
                             answer = mailbox.get(timeout=None if effect.delay is None else effect.delay / SECOND)
                         except Empty:
@@ -171,12 +196,13 @@ class Gate(BaseGate):
                         answer = None
                     else:
                         if sent:
-                            self._undo(effect)
+                            self._undo(effect, background=interrupted)
                         answer = None
                 except StillAway as error:
+                    interrupted = True
                     effect = flow.throw(error)
                 except BaseException as error:
-                    sent = True  # for all one knows
+                    sent = interrupted = True  # for all one knows
                     effect = flow.throw(error)
                 else:
                     effect = flow.send(answer)
@@ -198,6 +224,15 @@ class Gate(BaseGate):
                     while True:
                         flow.throw(GeneratorExit)
 
+    def _mailbox(self, ticket: str) -> SimpleQueue[int | None]:
+        """Where the waiter of a ticket is told what becomes of it."""
+        from queue import SimpleQueue
+
+        mailbox: SimpleQueue[int | None] = SimpleQueue()
+        self._store.listen(ticket, mailbox.put)
+        self._keeper.attend(self.name, ticket, mailbox.put)
+        return mailbox
+
     def _run(self, command: Command) -> Any:
         return checked(self._outage.guard(self._store, command))
 
@@ -209,10 +244,14 @@ class Gate(BaseGate):
             if permit._store is self._store:
                 return self._run(command)
             return checked(permit._store.decide(command))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             # The lease would come back by itself; telling it later is better than failing work that is done.
-            keeper_of(permit._store).later(command)
-            return SETTLED_LATER
+            return self._settled_later(permit, command, error)
+        except BaseException as error:
+            # Interrupted on the way: whether it arrived is unknown, and ending twice is harmless.
+            if self._store.remote and not isinstance(error, HeadgateError) and ends(command):
+                keeper_of(permit._store).later(command)
+            raise
 
     # --- looking and changing ------------------------------------------------------------------------------------
 
@@ -224,13 +263,23 @@ class Gate(BaseGate):
         """The live leases, the oldest first."""
         return self._holders_of(self._run(Peek(self._policy, leases=True)))
 
+    def waiters(self) -> list[Waiter]:
+        """Who stands in line, the oldest first: the first 50. `usage().waiting` is how many there are."""
+        return self._waiters_of(self._run(Peek(self._policy, waiters=True)))
+
     def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
         """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
         return self._explanation_of(self._run(self._question(cost, key, priority)))
 
-    def release(self, permit_id: str, outcome: str = "ok", retry_after: float | None = None) -> bool:
-        """End a permit by its id, from any process. Returns False when there was none to end."""
-        return not self._run(self._release_of(permit_id, outcome, retry_after)).lost
+    def release(
+        self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+    ) -> bool:
+        """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
+        return not self._run(self._release_of(permit_id, outcome, retry_after, cost)).lost
+
+    def renew(self, permit_id: str, lease: Duration | None = None) -> float:
+        """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""
+        return self._extended(permit_id, self._run(self._extension_of(permit_id, lease)))
 
     def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
         """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 SCHEMES: dict[str, tuple[str, str, str | None]] = {
     "memory": ("headgate.stores.memory", "open_url", None),
     "sqlite": ("headgate.stores.sqlite", "open_url", None),
+    "redis": ("headgate.stores.redis", "open_url", "redis"),
+    "rediss": ("headgate.stores.redis", "open_url", "redis"),
+    "redis+cluster": ("headgate.stores.redis", "open_url", "redis"),
+    "unix": ("headgate.stores.redis", "open_url", "redis"),
+    "dynamodb": ("headgate.stores.dynamodb", "open_url", "aws"),
+    "http": ("headgate.stores.http", "open_url", None),
+    "https": ("headgate.stores.http", "open_url", None),
 }
 
 _open: dict[str, Store] = {}

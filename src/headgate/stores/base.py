@@ -57,6 +57,10 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Let go of files, sockets and threads. What is in the store stays."""
 
+        # A guard serves the stores of other processes (`http://`). Where a store has these, it uses them:
+        # `adopt(session, tell)` and `disown(session)`: wakes of that process are told here, and no longer;
+        # `saw(gate, number)`: somebody was told so; returns how far the gate has come, as far as is known here.
+
 
 def ignore_loss(gate: str) -> None:
     """Until a gate says otherwise."""
@@ -85,13 +89,15 @@ class Here:
 class Listeners:
     """Who waits in this process, by ticket. Dicts are safe under threads for single operations."""
 
-    __slots__ = ("_by_ticket",)
+    __slots__ = ("_by_session", "_by_ticket")
 
     def __init__(self) -> None:
         self._by_ticket: dict[str, Listener] = {}
+        #: Other processes that this one answers for, as a guard does for its clients.
+        self._by_session: dict[str, Callable[[Wake], None]] = {}
 
     def __len__(self) -> int:
-        return len(self._by_ticket)
+        return len(self._by_ticket) + len(self._by_session)
 
     def add(self, ticket: str, listener: Listener) -> None:
         self._by_ticket[ticket] = listener
@@ -99,13 +105,25 @@ class Listeners:
     def remove(self, ticket: str) -> None:
         self._by_ticket.pop(ticket, None)
 
+    def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
+        """Have all wakes of another process told here."""
+        self._by_session[session] = tell
+
+    def disown(self, session: str) -> None:
+        self._by_session.pop(session, None)
+
     def clear(self) -> None:
         self._by_ticket.clear()
+        self._by_session.clear()
 
     def tell(self, wake: Wake) -> bool:
         """Wake the waiter, if it is one of ours."""
         listener = self._by_ticket.get(wake.ticket)
         if listener is None:
+            adopted = self._by_session.get(wake.session)
+            if adopted is not None:
+                adopted(wake)
+                return True
             return False
         listener(wake.delay)
         return True

@@ -6,6 +6,7 @@ import threading
 from time import monotonic_ns
 
 from ..clock import anchored_clock
+from ..commands.base import begin
 from ..records import DictRecords
 from .base import Here, Listeners, at_fork, ignore_loss, new_session, run
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..commands import Command
+    from ..model import Wake
     from ..plan import Plan
     from .base import Listener
 
@@ -123,6 +125,25 @@ class MemoryStore:
 
     def unlisten(self, ticket: str) -> None:
         self._listeners.remove(ticket)
+
+    def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
+        self._listeners.adopt(session, tell)
+
+    def disown(self, session: str) -> None:
+        self._listeners.disown(session)
+
+    def saw(self, gate: str, number: int) -> int:
+        """Somebody was told that the gate had come so far: before this process was restarted, if it has not."""
+        with self._lock:
+            records = self._records(gate)
+            lost = number > records.head[0]
+            if lost:
+                records.seen = number
+                begin(self._clock(), records)
+            number = records.head[0]
+        if lost:
+            self.on_loss(gate)
+        return number
 
     def close(self) -> None:
         """Nothing to let go of."""

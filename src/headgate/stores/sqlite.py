@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..commands import Command
+    from ..model import Wake
     from .base import Listener
 
 #: Of so many calls on an event loop one waits for others to join it, when there is no sign of any.
@@ -171,6 +172,22 @@ class SqliteStore:
 
     def unlisten(self, ticket: str) -> None:
         self._listeners.remove(ticket)
+
+    def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
+        self._listeners.adopt(session, tell)
+        self._waker.attend()
+        self._waker.adopt(session)
+
+    def disown(self, session: str) -> None:
+        self._listeners.disown(session)
+        self._waker.disown(session)
+
+    def saw(self, gate: str, number: int) -> int:
+        """Somebody was told that the gate had come so far; a file that is behind that was put back."""
+        known = self._seen.get(gate, 0)
+        if number > known:
+            self._seen[gate] = known = number
+        return known
 
     # --- ending, and forking ----------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class Waker:
         if self._listeners.tell(wake) or wake.session == self._session:
             return
         address = self._address(wake.session)
-        message = f"{wake.ticket} {'' if wake.delay is None else wake.delay}".encode()
+        message = f"{wake.ticket} {'' if wake.delay is None else wake.delay} {wake.session}".encode()
         try:
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -114,8 +114,8 @@ class Waker:
                 if self._receiver is not receiver:
                     return
                 with suppress(ValueError):  # whoever wrote that is none of us
-                    ticket, delay = message.decode().split(" ")
-                    self._listeners.tell(Wake(self._session, ticket, int(delay) if delay else None))
+                    ticket, delay, session = message.decode().split(" ")
+                    self._listeners.tell(Wake(session, ticket, int(delay) if delay else None))
 
     def _retire(self, receiver: socket.socket) -> bool:
         """Nobody has been woken for long: go, unless somebody still waits."""
@@ -135,10 +135,26 @@ class Waker:
                 address = os.path.join(self._folder, name)
                 try:
                     probe.connect(address)
-                except ConnectionRefusedError:
+                except (ConnectionRefusedError, FileNotFoundError):  # or it led to one that is gone
                     _remove(address)
                 except OSError:
                     pass
+
+    def adopt(self, session: str) -> None:
+        """What is sent to another process comes here: its name leads to this socket."""
+        with self._lock:
+            if self._receiver is None:
+                return
+            beside = self._address(f"{self._session}-{session}")
+            with suppress(OSError):
+                os.symlink(os.path.basename(self._address(self._session)), beside)
+                os.replace(beside, self._address(session))
+
+    def disown(self, session: str) -> None:
+        address = self._address(session)
+        with suppress(OSError):
+            if os.readlink(address) == os.path.basename(self._address(self._session)):
+                _remove(address)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from unittest import SkipTest
 
-from ..commands import Admit, Cancel, Peek, Release, Renew, Settle, Stand
+from ..commands import Admit, Cancel, Pause, Peek, Release, Renew, Settle, Stand
 from ..errors import Denied, HeadgateError, IdConflict, InvalidInput, KindChanged, LeaseLost
 from ..gate import Gate
 from ..limits import Aimd, Bucket, Concurrency, Quota, Window
@@ -244,6 +244,43 @@ class StoreSuite:
         self.clock.advance("2500ms")
         assert gate.usage().limits[0].used == 0.5
         assert gate.usage().limits[0].next_free == 0.5
+
+    def test_an_id_that_was_taken_back_is_a_new_ask_and_is_charged(self) -> None:
+        gate = self.gate(Window(1, per="10s", slack=0))
+        [permit] = self.take(gate, id="job")
+        permit.release("unsent")
+        [again] = self.take(gate, id="job")
+        assert gate.usage().limits[0].used == 1
+        assert gate.try_acquire(id="other") is None
+        permit.release("unsent")  # it has ended, and ends nothing of the second
+        assert gate.usage().limits[0].used == 1
+        again.release("unsent")
+        assert gate.usage().limits[0].used == 0
+
+    def test_what_a_call_holds_is_not_forgotten_however_long_the_limit_was_idle(self) -> None:
+        gate = self.gate(Window(1, per="1s", slack=0, name="w"), Concurrency(1, lease="1h", name="c"))
+        [holder] = self.take(gate)
+        plan = holder._plan
+        waiting = Stand(plan, "waits", None, plan.lease, waits=True, session="one")
+        assert isinstance(self.store.execute([waiting])[0], Wait)
+        self.clock.advance("5s")  # the window is empty again
+        holder.release("error")  # the slot is free: the waiter is called, and the window held for it
+        for _ in range(600):  # more commands than after which state that has run off is forgotten
+            self.store.execute([Pause("suite", 0)])
+        assert gate.usage()["w"].used == 1
+        assert isinstance(self.store.execute([waiting])[0], tuple)
+        assert gate.usage()["w"].used == 1
+
+    def test_a_bucket_under_a_lower_override_is_not_forgotten_before_it_has_run_off(self) -> None:
+        gate = self.gate(Bucket(100, per="1s", slack=0, name="b"))
+        self.take(gate, cost=100)
+        gate.set_limit("b", 1)
+        self.clock.advance("10s")  # at the limit's own rate it would have run off long ago; now it takes 100 s
+        for _ in range(600):
+            self.store.execute([Pause("suite", 0)])
+        assert gate.try_acquire(renew=False) is None
+        self.clock.advance("90s")
+        self.take(gate)
 
     def test_a_confirmation_said_twice_shortens_nobody_elses_count(self) -> None:
         gate = self.gate(Window(2, per="10s", slack="5s"))
@@ -599,6 +636,18 @@ class StoreSuite:
             self.clock.advance("3s")
             self.beat(gate, "alive", "alive")
         assert gate.usage().waiting == 1
+
+    def test_who_waits_is_told_oldest_first_and_of_no_more_than_fifty(self) -> None:
+        gate = self.gate(Concurrency(1, lease="1h"))
+        assert gate.waiters() == []
+        self.take(gate)
+        for number in range(60):
+            self.clock.advance("10ms")
+            self.stand(gate, f"t-{number}", f"p{number % 3}")
+        waiters = gate.waiters()
+        assert [waiter.id for waiter in waiters] == [f"t-{number}" for number in range(50)]
+        assert [waiter.since for waiter in waiters[:2]] == [0.59, 0.58]
+        assert gate.usage().waiting == 60
 
     def test_one_who_gives_up_leaves_nothing_behind(self) -> None:
         gate = self.gate(Concurrency(1, lease="1h"), Window(10, per="1m", name="w"))

@@ -1,0 +1,515 @@
+"""The Redis store: against a bare EVALSHA of a trivial script through the same client, beside peers, and as it grows.
+
+Everything is measured on one server of its own, in one run, contenders taking turns. What calls the store itself uses
+commands with an id that is remembered, as a gate sends them.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+
+import redis
+import redis.asyncio
+
+from benchmarks.measure import Contender, Run, Spread, Table, measure, timing_table
+from headgate import AsyncGate, Gate
+from headgate.commands import Command, Settle, Stand
+from headgate.limits import Bucket, Concurrency, Limit, Window
+from headgate.model import Wait
+from headgate.plan import Plan, Policy
+from headgate.stores.redis import RedisStore
+from tests.servers import Server
+
+ENOUGH = 10**9
+CALLERS = 64
+THREADS = 16
+PATIENT = "?timeout=30s"
+BARE = "bare EVALSHA"
+
+_numbers = count()
+
+
+def run(quick: bool) -> list[Table]:
+    with Server() as server:
+        return [
+            one_caller(server, quick),
+            event_loop(server, quick),
+            threads(server, quick),
+            prices(server, quick),
+            latencies(server, quick),
+            handovers(server, quick),
+            keys(server, quick),
+            leases(server, quick),
+            waiters(server, quick),
+        ]
+
+
+def bucket() -> Sequence[Limit]:
+    return [Bucket(ENOUGH, per="1s", slack=0, name="b")]
+
+
+def two_limits() -> Sequence[Limit]:
+    return [Window(ENOUGH, per="1m", name="w"), Concurrency(10**6, name="c")]
+
+
+def two_buckets() -> Sequence[Limit]:
+    return [Bucket(ENOUGH, per="1s", slack=0, name="b"), Bucket(ENOUGH, per="1m", slack=0, name="c")]
+
+
+def stand(store: RedisStore, plan: Plan) -> Stand:
+    """The ask that a gate sends."""
+    id = f"{store.session}-{next(_numbers)}"
+    return Stand(plan, id, None, plan.lease, waits=True, session=store.session, remembered=True)
+
+
+def granted(reply: object) -> tuple[int, int, int, bool]:
+    if not isinstance(reply, tuple):
+        raise RuntimeError(f"refused: only grants are to be timed, and this was {reply!r}")
+    return reply
+
+
+@contextmanager
+def opened(server: Server) -> Iterator[RedisStore]:
+    server.command("FLUSHALL", "SYNC")
+    store = RedisStore(server.url + PATIENT)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+# --- one caller -------------------------------------------------------------------------------------------------------
+
+
+def repeated(operation: Callable[[], object]) -> Run:
+    def run(operations: int) -> None:
+        for _ in range(operations):
+            operation()
+
+    return run
+
+
+def bare(server: Server) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        client = redis.Redis(port=server.port)
+        script = client.script_load("return 1")
+        yield repeated(lambda: client.evalsha(script, 1, "key", "argument"))
+        client.close()
+
+    return prepare
+
+
+def on_store(server: Server, limits: Sequence[Limit]) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        with opened(server) as store:
+            plan = Policy("bench", limits).plan()
+            yield repeated(lambda: granted(store.decide(stand(store, plan))))
+
+    return prepare
+
+
+def on_gate(
+    server: Server, limits: Sequence[Limit], release: bool = False
+) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        with opened(server) as store:
+            gate = Gate("bench", limits, store=store)
+            if release:
+                yield repeated(lambda: gate.acquire(renew=False).release())
+            else:
+                yield repeated(lambda: gate.acquire(renew=False))
+
+    return prepare
+
+
+def limits_peer(server: Server, times: int) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        from limits import RateLimitItemPerHour, RateLimitItemPerMinute
+        from limits.storage import RedisStorage
+        from limits.strategies import FixedWindowRateLimiter
+
+        server.command("FLUSHALL", "SYNC")
+        limiter = FixedWindowRateLimiter(RedisStorage(f"redis://127.0.0.1:{server.port}"))
+        items = [RateLimitItemPerMinute(ENOUGH), RateLimitItemPerHour(ENOUGH)][:times]
+        yield repeated(lambda: [limiter.hit(item, "bench") for item in items])
+
+    return prepare
+
+
+def throttled_peer(server: Server, times: int) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        from throttled import RateLimiterType, Throttled, per_hour, per_min
+        from throttled import RedisStore as Peer
+
+        server.command("FLUSHALL", "SYNC")
+        quotas = [per_min(ENOUGH, burst=ENOUGH), per_hour(ENOUGH, burst=ENOUGH)][:times]
+        store = Peer(server=f"redis://127.0.0.1:{server.port}/0")
+        using = RateLimiterType.GCRA.value
+        throttles = [
+            Throttled(key=f"bench{at}", using=using, quota=quota, store=store) for at, quota in enumerate(quotas)
+        ]
+        yield repeated(lambda: [throttle.limit() for throttle in throttles])
+
+    return prepare
+
+
+def one_caller(server: Server, quick: bool) -> Table:
+    samples = measure(
+        [
+            Contender(BARE, bare(server)),
+            Contender("one bucket, by the store", on_store(server, bucket())),
+            Contender("one bucket, by a gate", on_gate(server, bucket())),
+            Contender("window + concurrency, by a gate", on_gate(server, two_limits())),
+            Contender("window + concurrency and its release", on_gate(server, two_limits(), release=True)),
+            Contender("limits, fixed window", limits_peer(server, 1)),
+            Contender("throttled-py, GCRA", throttled_peer(server, 1)),
+        ],
+        operations=300,
+        rounds=9 if quick else 41,
+    )
+    note = "0.7 of the speed of a bare EVALSHA is a ratio of 1.43. A release is a round trip of its own."
+    return timing_table("Redis, one caller", samples, BARE, {"one bucket, by the store": 1.43}, note)
+
+
+# --- many callers -----------------------------------------------------------------------------------------------------
+
+
+def looped(runner: asyncio.Runner, operation: Callable[[], Awaitable[object]]) -> Run:
+    async def caller(operations: int) -> None:
+        for _ in range(operations):
+            await operation()
+
+    async def together(operations: int) -> None:
+        await asyncio.gather(*(caller(max(1, operations // CALLERS)) for _ in range(CALLERS)))
+
+    return lambda operations: runner.run(together(operations))
+
+
+def event_loop(server: Server, quick: bool) -> Table:
+    with asyncio.Runner() as runner:
+
+        @contextmanager
+        def bare_loop() -> Iterator[Run]:
+            client = redis.asyncio.Redis(port=server.port)
+            script = runner.run(load(client))
+            yield looped(runner, lambda: client.evalsha(script, 1, "key", "argument"))
+            runner.run(client.aclose())
+
+        async def load(client: redis.asyncio.Redis) -> str:
+            return str(await client.script_load("return 1"))
+
+        def store_loop(limits: Sequence[Limit]) -> Callable[[], AbstractContextManager[Run]]:
+            @contextmanager
+            def prepare() -> Iterator[Run]:
+                with opened(server) as store:
+                    plan = Policy("bench", limits).plan()
+                    yield looped(runner, lambda: store.aexecute([stand(store, plan)]))
+
+            return prepare
+
+        def gate_loop(limits: Sequence[Limit]) -> Callable[[], AbstractContextManager[Run]]:
+            @contextmanager
+            def prepare() -> Iterator[Run]:
+                with opened(server) as store:
+                    gate = AsyncGate("bench", limits, store=store)
+                    yield looped(runner, lambda: gate.acquire(renew=False))
+
+            return prepare
+
+        samples = measure(
+            [
+                Contender(BARE, bare_loop),
+                Contender("one bucket, by the store", store_loop(bucket())),
+                Contender("one bucket, by a gate", gate_loop(bucket())),
+                Contender("window + concurrency, by a gate", gate_loop(two_limits())),
+            ],
+            operations=CALLERS * (40 if quick else 100),
+            rounds=7 if quick else 31,
+        )
+    bounds = {"one bucket, by the store": 1 / 6}
+    return timing_table(
+        f"Redis, {CALLERS} callers on one event loop", samples, BARE, bounds, "6 times is a ratio of 0.17."
+    )
+
+
+def threads(server: Server, quick: bool) -> Table:
+    def spread_out(prepare: Callable[[], AbstractContextManager[Run]]) -> Callable[[], AbstractContextManager[Run]]:
+        """The same operation in many threads at once."""
+
+        @contextmanager
+        def prepared() -> Iterator[Run]:
+            with prepare() as one:
+
+                def run(operations: int) -> None:
+                    share = max(1, operations // THREADS)
+                    started = [threading.Thread(target=one, args=(share,)) for _ in range(THREADS)]
+                    for thread in started:
+                        thread.start()
+                    for thread in started:
+                        thread.join()
+
+                yield run
+
+        return prepared
+
+    samples = measure(
+        [
+            Contender(BARE, spread_out(bare(server))),
+            Contender("one bucket, by the store", spread_out(on_store(server, bucket()))),
+            Contender("one bucket, by a gate", spread_out(on_gate(server, bucket()))),
+            Contender("window + concurrency, by a gate", spread_out(on_gate(server, two_limits()))),
+        ],
+        operations=THREADS * (40 if quick else 100),
+        rounds=7 if quick else 31,
+    )
+    bounds = {"one bucket, by the store": 1 / 3}
+    return timing_table(f"Redis, {THREADS} threads", samples, BARE, bounds, "3 times is a ratio of 0.33.")
+
+
+def prices(server: Server, quick: bool) -> Table:
+    """What a second limit costs."""
+    rows = []
+    for name, one, both in (
+        ("headgate", on_gate(server, bucket()), on_gate(server, two_buckets())),
+        ("limits, fixed window", limits_peer(server, 1), limits_peer(server, 2)),
+        ("throttled-py, GCRA", throttled_peer(server, 1), throttled_peer(server, 2)),
+    ):
+        samples = measure([Contender("one", one), Contender("two", both)], 200, 7 if quick else 31)
+        times = Spread.of([two / alone for two, alone in zip(samples["two"], samples["one"], strict=True)])
+        kept = "" if name != "headgate" else f"at most 1.25: {'kept' if times.median <= 1.25 else 'MISSED'}"
+        rows.append([name, f"{times.median:.2f}", f"{times.low:.2f} to {times.high:.2f}", kept])
+    return Table("Redis, two limits for the price of one", ["", "× one limit", "middle half", "bound"], rows)
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def percentiles(times: list[float]) -> list[str]:
+    ordered = sorted(times)
+    return [f"{1e6 * ordered[int(len(ordered) * share)]:,.0f}" for share in (0.5, 0.99)]
+
+
+def latencies(server: Server, quick: bool) -> Table:
+    """One ask after the other, alone and beside an event loop in another thread that asks as fast as it can."""
+    amount = 500 if quick else 3_000
+    rows = []
+    with opened(server) as store:
+        client = redis.Redis(port=server.port)
+        script = client.script_load("return 1")
+        gate = Gate("bench", two_limits(), store=store)
+        for loaded in (False, True):
+            ending = threading.Event()
+            load = threading.Thread(target=saturate, args=(server, ending))
+            if loaded:
+                load.start()
+                time.sleep(0.3)
+            ours, theirs = [], []
+            for _ in range(amount):
+                begun = time.perf_counter()
+                client.evalsha(script, 1, "key", "argument")
+                theirs.append(time.perf_counter() - begun)
+                begun = time.perf_counter()
+                permit = gate.acquire(renew=False)
+                ours.append(time.perf_counter() - begun)
+                permit.release()
+            ending.set()
+            if loaded:
+                load.join()
+            where = "beside a saturated gate" if loaded else "alone"
+            rows.append([f"window + concurrency, {where}", *percentiles(ours)])
+            rows.append([f"{BARE}, {where}", *percentiles(theirs)])
+        client.close()
+    return Table("Redis, latency of one ask in µs", ["", "p50", "p99"], rows)
+
+
+def saturate(server: Server, ending: threading.Event) -> None:
+    """Another gate, by a process of its own as far as the server can tell."""
+    store = RedisStore(server.url + PATIENT)
+    gate = AsyncGate("load", bucket(), store=store)
+
+    async def caller() -> None:
+        while not ending.is_set():
+            await gate.acquire()
+
+    async def main() -> None:
+        await asyncio.gather(*(caller() for _ in range(16)))
+
+    asyncio.run(main())
+    store.close()
+
+
+def handovers(server: Server, quick: bool) -> Table:
+    """From a release to the grant of the next waiter, who sleeps in another thread."""
+    took, trips = [], []
+    with opened(server) as one:
+        other = RedisStore(server.url + PATIENT)
+        limits = [Concurrency(1, lease="1h")]
+        holding, waiting = Gate("line", limits, store=one), Gate("line", limits, store=other)
+        free = Gate("free", [Concurrency(10**6, lease="1h")], store=one)
+        for _ in range(50 if quick else 300):
+            held = holding.acquire()
+            moments: list[float] = []
+
+            def wait(moments: list[float] = moments) -> None:
+                permit = waiting.acquire()
+                moments.append(time.perf_counter())
+                permit.release()
+
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            while not holding.usage().waiting:
+                time.sleep(0.001)
+            time.sleep(0.002)
+            begun = time.perf_counter()
+            free.acquire(renew=False)
+            trips.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            held.release()
+            waiter.join()
+            took.append(moments[0] - begun)
+        other.close()
+    ratio = Spread.of(took).median / Spread.of(trips).median
+    rows = [
+        ["an ask that can go", *percentiles(trips), "", ""],
+        [
+            "from release to grant",
+            *percentiles(took),
+            f"{ratio:.2f}",
+            f"at most 3: {'kept' if ratio <= 3 else 'MISSED'}",
+        ],
+    ]
+    return Table(
+        "Redis, from a release to the next waiter's grant, in µs", ["", "p50", "p99", "× an ask", "bound"], rows
+    )
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def server_time(server: Server, operation: Callable[[], object], times: int) -> float:
+    """Microseconds that the server was busy with script calls, per operation."""
+    server.command("CONFIG", "RESETSTAT")
+    for _ in range(times):
+        operation()
+    spent = 0
+    for line in server.command("INFO", "commandstats").decode().splitlines():
+        if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:")):
+            spent += int(line.partition("usec=")[2].partition(",")[0])
+    return spent / times
+
+
+def growth(
+    title: str,
+    server: Server,
+    sizes: Sequence[int],
+    fill: Callable[[RedisStore, int, int], Callable[[], object]],
+    rounds: int,
+    bound: float,
+) -> Table:
+    """Server time of the same operation as what it stands in grows; it is filled further from size to size."""
+    rows = []
+    first = 0.0
+    with opened(server) as store:
+        filled = 0
+        memory = used_memory(server)
+        for size in sizes:
+            operation = fill(store, filled, size)
+            filled = size
+            each = (used_memory(server) - memory) / size
+            server_time(server, operation, 20)
+            cost = Spread.of([server_time(server, operation, 40) for _ in range(rounds)])
+            first = first or cost.median
+            times = cost.median / first
+            kept = "" if size == sizes[0] else f"at most {bound:g}: {'kept' if times <= bound else 'MISSED'}"
+            middle = f"{cost.low:.0f} to {cost.high:.0f}"
+            rows.append([f"{size:,}", f"{cost.median:.0f}", middle, f"{times:.2f}", f"{each:,.0f}", kept])
+    columns = ["", "server µs per operation", "middle half", f"× {sizes[0]}", "bytes each", "bound"]
+    return Table(title, columns, rows)
+
+
+def used_memory(server: Server) -> int:
+    return int(server.command("INFO", "memory").decode().partition("used_memory:")[2].split()[0])
+
+
+def execute(store: RedisStore, commands: Iterator[Command]) -> None:
+    batch: list[Command] = []
+    for command in commands:
+        batch.append(command)
+        if len(batch) == 200:
+            store.execute(batch)
+            batch.clear()
+    if batch:
+        store.execute(batch)
+
+
+def keys(server: Server, quick: bool) -> Table:
+    """One bucket per key, all of them live, drawn at random."""
+    policy = Policy("bench", [Bucket(ENOUGH, per="24h", slack=0, by="org")])
+
+    def fill(store: RedisStore, filled: int, size: int) -> Callable[[], object]:
+        from headgate.commands import Admit
+
+        execute(store, (Admit(policy.plan(1, {"org": f"org-{at}"})) for at in range(filled, size)))
+        return lambda: granted(store.decide(stand(store, policy.plan(1, {"org": f"org-{random.randrange(size)}"}))))
+
+    sizes = [10, 1_000, 100_000] if quick else [10, 1_000, 100_000, 1_000_000]
+    return growth("Redis, live keys", server, sizes, fill, 7 if quick else 21, 1.5)
+
+
+def leases(server: Server, quick: bool) -> Table:
+    """A grant and its release, among so many live leases."""
+    plan = Policy("bench", [Concurrency(10**6, lease="24h")]).plan()
+
+    def fill(store: RedisStore, filled: int, size: int) -> Callable[[], object]:
+        execute(store, (stand(store, plan) for _ in range(filled, size)))
+
+        def pair() -> None:
+            ask = stand(store, plan)
+            at, _, _, _ = granted(store.decide(ask))
+            store.decide(Settle(plan, at, ask.id, "ok"))
+
+        return pair
+
+    return growth("Redis, live leases", server, [10, 100, 1_000, 10_000], fill, 7 if quick else 21, 1.5)
+
+
+def waiters(server: Server, quick: bool) -> Table:
+    """One goes, the next is called and takes its call, and another comes to the end of the line."""
+    policy = Policy("bench", [Concurrency(1, lease="24h", name="slots")])
+    plan = policy.plan()
+    line: deque[Stand] = deque()
+    holding: deque[tuple[Stand, int]] = deque()
+
+    def fill(store: RedisStore, filled: int, size: int) -> Callable[[], object]:
+        if not filled:
+            first = stand(store, plan)
+            holding.append((first, granted(store.decide(first))[0]))
+        fresh = [stand(store, plan) for _ in range(filled, size)]
+        execute(store, iter(fresh))
+        line.extend(fresh)
+
+        def turn() -> None:
+            ask, at = holding.popleft()
+            store.decide(Settle(plan, at, ask.id, "ok"))
+            following = line.popleft()
+            holding.append((following, granted(store.decide(following))[0]))
+            last = stand(store, plan)
+            assert isinstance(store.decide(last), Wait)
+            line.append(last)
+
+        return turn
+
+    sizes = [10, 1_000] if quick else [10, 100, 1_000, 10_000]
+    return growth(
+        "Redis, waiters (a release, the taking of the call, a new ticket)", server, sizes, fill, 7 if quick else 21, 1.5
+    )

@@ -1,0 +1,219 @@
+"""A gate that is asked on behalf of others, by a guard: what any of them holds is on record under an id.
+
+An answer can be lost on its way out of the process, and whoever holds a permit may come back to another process than the
+one that gave it. So every ask is remembered by its id, and renewing, settling and ending take the id alone.
+"""
+
+from __future__ import annotations
+
+from ..commands import Extend, Release, Stand
+from ..errors import Denied, LeaseLost, StoreUnavailable
+from ..flows import denied, granted
+from ..model import NEVER, SECOND, Refusal, Wait
+from .base import checked, checked_holder
+from .permit import UNTRACKED
+from .quick import numbers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..commands import Command, Granted
+    from ..plan import Policy
+    from ..stores.base import Store
+    from .aio import AsyncGate
+    from .base import Cost, Key
+
+
+class Desk:
+    """Where others ask one gate. Durations are in seconds."""
+
+    def __init__(self, gate: AsyncGate) -> None:
+        self.gate = gate
+        self.name = gate.name
+
+    @property
+    def store(self) -> Store:
+        return self.gate._store
+
+    @property
+    def policy(self) -> Policy:
+        """What the gate asks for now; a source of values may change it."""
+        return self.gate._policy
+
+    @property
+    def away(self) -> bool:
+        """Whether the store could not be reached a moment ago."""
+        return self.gate._outage.away
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def asking(
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        holder: str | None = None,
+        lease: float | None = None,
+        id: str | None = None,
+        wait: float = 0.0,
+    ) -> Stand:
+        """The command of an ask that waits for at most so many seconds. Raises InvalidInput where it makes no sense."""
+        gate = self.gate
+        plan = gate._plan_for(cost, key, priority)
+        if holder is not None:
+            checked_holder(holder)
+        length = plan.lease if lease is None else gate._lease_for(plan, lease)
+        stand = Stand(plan, self._called(id), holder, length, session=gate._store.session, remembered=True)
+        if plan.policy.waiting == "promise":
+            stand.latest = min(round(wait * SECOND), NEVER if gate._max_delay is None else gate._max_delay)
+        else:
+            stand.waits = wait > 0
+        return stand
+
+    def reserving(
+        self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
+    ) -> Stand:
+        """The command of an ask for a promised time. Raises InvalidInput on a gate that has a line."""
+        gate = self.gate
+        plan, _ = gate._reservable(cost, key, priority, id)
+        latest = NEVER if gate._max_delay is None else gate._max_delay
+        return Stand(plan, self._called(id), remembered=True, latest=latest)
+
+    def _called(self, id: str | None) -> str:
+        """Ids made here do not tell their key, as a gate's own do: all are on record."""
+        if id is None:
+            return f"{self.gate._store.session}-{next(numbers)}"
+        self.gate._keeper.withdraw(id)
+        return id
+
+    def ending(
+        self, id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+    ) -> Release:
+        """The command that ends a permit. `cost` is what it really cost."""
+        return self.gate._release_of(id, outcome, retry_after, cost)
+
+    def renewing(self, id: str, lease: float | None = None) -> Extend:
+        """The command that renews a lease; its length is the gate's own where none is given."""
+        return self.gate._extension_of(id, lease)
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    async def ask(self, stand: Stand) -> Granted | Wait:
+        """The grant, or how long it would take: then a ticket stands in line, if the ask waits. Raises Denied."""
+        gate = self.gate
+        store = gate._store
+        try:
+            if store.instant:
+                reply = store.decide(stand)
+            else:
+                try:
+                    reply = await gate._outage.guard_async(store, stand)
+                except BaseException as error:
+                    gate._unheard(error, stand.id)
+                    raise
+        except StoreUnavailable as error:
+            return self._without_store(stand, error)
+        if reply.__class__ is tuple or reply.__class__ is Wait:
+            return reply
+        return granted(stand.plan, reply)
+
+    async def wait(self, stand: Stand, seconds: float, reply: Wait) -> Granted:
+        """The grant of one who stands in line. Raises Denied when the time is over. Cancelling it leaves nothing behind."""
+        gate = self.gate
+        told = (True, stand.lease, stand.holder)
+        store = gate._store
+        # Where another task may have decided meanwhile, a call may have been missed: such a one asks again.
+        known = reply if store.instant or store.remote else None
+        try:
+            grant: Granted = await gate._drive(
+                gate._waiting(stand.plan, stand.id, told, round(seconds * SECOND), known)
+            )
+        except StoreUnavailable as error:
+            return self._without_store(stand, error)
+        return grant
+
+    def refusal(self, stand: Stand, reply: Wait) -> Denied:
+        """What is raised for one who cannot go now and does not wait."""
+        return denied(stand.plan, reply)
+
+    def _without_store(self, stand: Stand, error: StoreUnavailable) -> Granted:
+        """What the gate was told to do while its store is away; a fence of 0 says that nothing is on record."""
+        plan = stand.plan
+        permit = self.gate._while_away(plan, stand.id, (True, stand.lease, stand.holder), error, renew=False)
+        if isinstance(permit, Wait | Refusal):
+            raise denied(plan, permit) from error
+        grant: Granted = permit._grant
+        return (0, 0, 0, False) if permit._state == UNTRACKED else grant
+
+    async def end(self, command: Release) -> bool:
+        """Whether there was something to end."""
+        gate = self.gate
+        try:
+            if gate._store.instant:
+                return not gate._store.decide(command).lost
+            return not (await gate._run(command)).lost
+        except StoreUnavailable:
+            # It would come back by itself; telling it later is better than failing work that is done.
+            if (mine := gate._outage._local) is not None:
+                store, policy = mine
+                ended = store.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
+                if not ended.lost:
+                    return True
+            gate._keeper.later(command)
+            return True
+
+    async def renew(self, command: Extend) -> tuple[int, int]:
+        """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
+        return self.renewed(command, await self.gate._run(command))
+
+    def renewed(self, command: Extend, pulse: Any) -> tuple[int, int]:
+        checked(pulse)
+        expires = pulse.expires[command.id]
+        if not expires:
+            raise LeaseLost(f"gate {self.name!r}: the lease of permit {command.id!r} had already ended")
+        return pulse.now, expires
+
+    def leave(self, id: str) -> bool:
+        """Send away the one who waits here under an id; the ticket stays, for whoever comes again with that id."""
+        return self.gate._keeper.send_away(self.name, id)
+
+    async def undo(self, id: str) -> None:
+        """A grant that never reached anybody is given back."""
+        await self.end(Release(self.policy, id, "unsent"))
+
+
+async def decide_all(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
+    """Decide commands on many gates, one round trip per store. An error takes the place of a reply."""
+    replies: list[Any] = [None] * len(asked)
+    by_store: dict[int, list[int]] = {}
+    for place, (desk, _) in enumerate(asked):
+        by_store.setdefault(id(desk.gate._store), []).append(place)
+    for places in by_store.values():
+        desk = asked[places[0]][0]
+        store = desk.gate._store
+        commands = [asked[place][1] for place in places]
+        try:
+            # The first gate of a store finds out for all whether it is there.
+            desk.gate._outage.check()
+            found = store.execute(commands) if store.instant else await store.aexecute(commands)
+            desk.gate._outage.ended()
+        except StoreUnavailable as error:
+            if not getattr(error, "unknown", False):
+                desk.gate._outage.began(error)
+            found = [_alone(*asked[place], error) for place in places]
+        for place, reply in zip(places, found, strict=True):
+            replies[place] = reply
+    return replies
+
+
+def _alone(desk: Desk, command: Command, error: StoreUnavailable) -> Any:
+    if isinstance(command, Stand):
+        try:
+            return desk._without_store(command, error)
+        except Exception as refused:
+            return refused
+    if isinstance(command, Release):
+        desk.gate._keeper.later(command)
+    return error

@@ -1,0 +1,355 @@
+"""`dynamodb://TABLE?region=…`: the state of gates in a DynamoDB table, for any number of machines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from .. import duration
+from ..commands import Renew
+from ..errors import InvalidInput, StoreUnavailable
+from ..limits import KINDS
+from ..model import SECOND, Pulse, Wake
+from .base import Listeners, at_fork, ignore_loss, new_session
+from .dynamodb_clock import steady
+from .dynamodb_jobs import Job
+from .dynamodb_looks import Looks
+from .dynamodb_records import gate_records, item_name, read_item
+from .dynamodb_table import Conflict, Table, Throttled, Unsure
+from .dynamodb_writer import GateWriter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from ..clock import Clock
+    from ..commands import Command
+    from ..limits import Limit
+    from .base import Listener
+    from .dynamodb_records import DynamoRecords
+
+    #: A gate, its job, and where the replies belong.
+    Placed = tuple[str, Job, list[int]]
+
+#: Seconds in which an answer must come. DynamoDB's own take some milliseconds.
+TIMEOUT = 0.2
+
+#: Seconds by which the clocks of two processes may differ: no process decides before it knows the time that well.
+SPREAD = 0.1
+
+#: Seconds that a process may take to find out the time: a tick of the server's clock comes every second.
+CALIBRATING = 3.0
+
+#: Microseconds for which a call is held. Longer than elsewhere: who is called finds out by looking.
+CLAIM = 5 * SECOND
+
+#: A process is heard of anew when it would be taken for dead in less than this many microseconds.
+HEARD_FOR = 5 * SECOND
+
+
+class DynamoStore:
+    """State in a DynamoDB table: one item per gate, and one per value of a key. Use `redis://…` for many decisions.
+
+    A gate decides at most once per round trip, for all who ask in a process at that moment; waiters of other processes find
+    out about their turn by looking. `timeout` (seconds) is for one answer; `spread` (seconds) is how far the clocks of
+    processes may be apart, which every rate allows for; `clock` (microseconds) is for tests.
+    """
+
+    remote = True
+    instant = False
+    claim = CLAIM
+    keeper: Any = None
+    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        key: str = "counter_id",
+        ttl: str = "ttl",
+        timeout: float = TIMEOUT,
+        spread: float = SPREAD,
+        clock: Clock | None = None,
+        url: str | None = None,
+    ) -> None:
+        self.url = f"dynamodb://{table}" if url is None else url
+        self.table = Table(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
+        self.spread = 0 if clock is not None else round(spread * SECOND)
+        #: Whether items are given a time to live: not under a clock that only tests believe in.
+        self.expires = clock is None
+        self._clock = clock
+        self._listeners = Listeners()
+        self._begin()
+        at_fork.add(self)
+        self.table.connect()
+
+    def _begin(self) -> None:
+        """What each process has of its own."""
+        self._lock = threading.Lock()
+        self._calibrating = threading.Lock()
+        self._writers: dict[str, GateWriter] = {}
+        self._listeners.clear()
+        self.looks = Looks(self)
+        self.session = new_session()
+
+    def begin_in_child(self) -> None:
+        self.table.begin_in_child()
+        self._begin()
+
+    # --- for gates ----------------------------------------------------------------------------------------------
+
+    def adapted(self, limits: Iterable[Limit]) -> list[Limit]:
+        """Limits that hold although the clocks of two processes may be apart by `spread`.
+
+        A window counts for that much longer; what is confirmed counts for `per` from a stamp that may be early as well, so
+        slack alone would not do. A bucket or a quota allows for it in its slack.
+        """
+        return [self._adapted(limit) for limit in limits]
+
+    def _adapted(self, limit: Limit) -> Limit:
+        spec = list(limit.spec()) if hasattr(limit, "spec") else []
+        if not self.spread or not spec or KINDS.get(spec[0]) is not type(limit) or not hasattr(limit, "slack"):
+            return limit
+        at = 2 if limit.kind == "window" else 4
+        spec[at] += self.spread
+        return limit.from_spec(spec)
+
+    # --- deciding -----------------------------------------------------------------------------------------------
+
+    def decide(self, command: Command) -> Any:
+        if (pulse := self._heartbeat(command)) is not None:
+            return pulse
+        job = Job((command,))
+        self._writer(command.gate).submit(job)
+        self._wait(command.gate, job)
+        [ask] = job.asks
+        if ask.error is not None:
+            raise ask.error
+        if ask.raised:
+            raise ask.reply
+        return ask.reply
+
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
+        replies, jobs = self._jobs(commands, None)
+        for gate, job, _ in jobs:
+            self._writer(gate).submit(job)
+        for gate, job, _ in jobs:
+            self._wait(gate, job)
+        return _filled(replies, jobs)
+
+    def _wait(self, gate: str, job: Job) -> None:
+        try:
+            job.done.wait()
+        except BaseException:
+            self._writer(gate).withdraw(job)  # Ctrl-C: what has begun ends by itself
+            raise
+
+    async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
+        """The same without blocking the event loop.
+
+        When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
+        next `await` of the task.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop was closed under it
+                loop.call_soon_threadsafe(done.set)
+
+        replies, jobs = self._jobs(commands, tell)
+        for gate, job, _ in jobs:
+            self._writer(gate).submit(job)
+        cancelled: BaseException | None = None
+        while not all(job.done.is_set() for _, job, _ in jobs):
+            try:
+                await done.wait()
+                done.clear()
+            except asyncio.CancelledError as error:
+                if len(jobs) == 1 and self._writer(jobs[0][0]).withdraw(jobs[0][1]):
+                    raise
+                cancelled = error
+        if cancelled is not None and (task := asyncio.current_task()) is not None:
+            task.uncancel()
+            task.cancel(*cancelled.args)
+        return _filled(replies, jobs)
+
+    def _jobs(self, commands: Sequence[Command], tell: Callable[[], None] | None) -> tuple[list[Any], list[Placed]]:
+        """The replies that are known already, and one job per gate for the others."""
+        replies: list[Any] = [self._heartbeat(command) for command in commands]
+        places: dict[str, list[int]] = {}
+        for place, command in enumerate(commands):
+            if replies[place] is None:
+                places.setdefault(command.gate, []).append(place)
+        jobs = [(gate, Job([commands[place] for place in own], tell), own) for gate, own in places.items()]
+        return replies, jobs
+
+    def _heartbeat(self, command: Command) -> Pulse | None:
+        """A heartbeat need not be written while others believe for long enough that this process lives."""
+        if (
+            not isinstance(command, Renew)
+            or command.leases
+            or command.session != self.session
+            or self._clock is not None
+        ):
+            return None
+        writer = self._writer(command.gate)
+        if not self.table.clock.known or writer.heard_until < (now := self.table.clock.now()) + HEARD_FOR:
+            return None
+        return Pulse(now, {}, (), (), (), "", 0, 0)
+
+    def _writer(self, gate: str) -> GateWriter:
+        writer = self._writers.get(gate)
+        if writer is None:
+            with self._lock:
+                writer = self._writers.setdefault(gate, GateWriter(self, self.table, gate))
+        return writer
+
+    def caller(self, gate: str) -> Callable[..., Any] | None:
+        """The state is not in this process."""
+        return None
+
+    def prepared(self, gate: str, prepare: Callable[[Any], Any]) -> Any:
+        """The state is not in this process."""
+        return None
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def time(self, records: DynamoRecords, exact: bool) -> int:
+        """The store's time, known to within `spread` where it matters. A stamp that is far ahead is not adopted."""
+        if self._clock is not None:
+            return self._clock()
+        clock = self.table.clock
+        if exact and clock.width() > self.spread:
+            self._calibrate()
+        now = clock.now()
+        seq, last, rest = records.head
+        if last > now and not clock.witness(last, steady()):
+            records.head = (seq, now, rest)
+        return max(now, clock.now())
+
+    def _calibrate(self) -> None:
+        """Wait for a tick of the server's clock: what is open afterwards is the time between two answers."""
+        clock = self.table.clock
+        with self._calibrating:
+            end = time.monotonic() + CALIBRATING
+            while clock.width() > self.spread:
+                if time.monotonic() > end:
+                    raise StoreUnavailable(
+                        f"{self.table.place}: the time is not known to within {self.spread / SECOND:g} s, since "
+                        f"answers take too long; allow for more with ?spread=0.5, which windows then count longer"
+                    )
+                begun = time.monotonic()
+                with suppress(Conflict, Throttled, Unsure):
+                    self.table.get(item_name("clock") + "|")
+                time.sleep(max(0.0, self.spread / SECOND / 3 - (time.monotonic() - begun)))
+
+    def rough_time(self) -> int:
+        return self.table.clock.now() if self._clock is None else self._clock()
+
+    # --- waking -----------------------------------------------------------------------------------------------------
+
+    def tell(self, wakes: list[Wake]) -> None:
+        """Those who wait in this process are told at once; the others look."""
+        for wake in wakes:
+            self._listeners.tell(wake)
+
+    def tell_ticket(self, ticket: str, delay: int | None) -> None:
+        self._listeners.tell(Wake(self.session, ticket, delay))
+
+    def seen_now(self, gate: str) -> DynamoRecords:
+        """A gate as it is now, to look at."""
+        item = self.table.get(item_name(gate))
+        return gate_records(gate, None if item is None else read_item(item, item_name(gate))[1])
+
+    def waiting(self, gate: str) -> list[str]:
+        """The tickets of this process at a gate."""
+        return [*self._writer(gate).waiting]
+
+    def lost(self, gate: str) -> None:
+        self.on_loss(gate)
+
+    def listen(self, ticket: str, listener: Listener) -> None:
+        self._listeners.add(ticket, listener)
+
+    def unlisten(self, ticket: str) -> None:
+        self._listeners.remove(ticket)
+
+    # --- the table --------------------------------------------------------------------------------------------------
+
+    def create(self) -> list[str]:
+        """Make the table and its time to live where they are not there. Returns what was made, in words."""
+        made = []
+        table = self.table.patient()
+        try:
+            table.describe()
+        except StoreUnavailable as error:
+            if "does not exist" not in str(error):
+                raise
+            table.create()
+            made.append(f"made the table {table.name!r} with the key {table.key!r}, billed by request")
+        if table.time_to_live().get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+            table.enable_ttl()
+            made.append(f"items expire by their attribute {table.ttl!r}")
+        return made
+
+    def close(self) -> None:
+        from . import forget_store
+
+        forget_store(self)
+        self.looks.close()
+        self.table.close()
+
+
+def _filled(replies: list[Any], jobs: list[Placed]) -> list[Any]:
+    for _, job, places in jobs:
+        for place, ask in zip(places, job.asks, strict=True):
+            if ask.error is not None:
+                raise ask.error
+            replies[place] = ask.reply
+    return replies
+
+
+#: What a URL may say, and what it means.
+OPTIONS = ("region", "endpoint", "key", "ttl", "timeout", "spread")
+
+
+def open_url(url: str) -> DynamoStore:
+    """`dynamodb://TABLE?region=…&endpoint=…`, with `key=` and `ttl=` for attributes of other names."""
+    import re
+    from urllib.parse import parse_qsl, unquote
+
+    rest, _, query = url.removeprefix("dynamodb://").partition("?")
+    table = unquote(rest)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", table):
+        raise InvalidInput(
+            f"{url!r} names no table; write dynamodb://TABLE?region=eu-central-1, with a table name of 3 to 255 letters, "
+            f"digits, '_', '-' or '.'"
+        )
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in OPTIONS or not value:
+            raise InvalidInput(
+                f"{url!r}: {name}={value} is not known; a DynamoDB store takes {', '.join(f'{o}=' for o in OPTIONS)}"
+            )
+        if name in ("timeout", "spread"):
+            try:
+                number = float(value)
+            except ValueError:
+                number = duration.parse(value, what=f"{name} of {url!r}") / SECOND
+            if not 0.01 <= number <= 60:
+                raise InvalidInput(f"{url!r}: {name} is between 10ms and 60s, not {value}")
+            options[name] = number
+        else:
+            options[name] = value
+    if "endpoint" in options and not options["endpoint"].startswith(("http://", "https://")):
+        raise InvalidInput(f"{url!r}: an endpoint begins with http:// or https://")
+    if options.get("key", "counter_id") == options.get("ttl", "ttl"):
+        raise InvalidInput(f"{url!r}: the key and the time to live are two attributes, so they have two names")
+    return DynamoStore(table, **options, url=url)

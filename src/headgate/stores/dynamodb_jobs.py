@@ -1,0 +1,143 @@
+"""What a writer works on: the commands of its callers, a gate as it was read, what a batch came to, and how long to try."""
+
+from __future__ import annotations
+
+import threading
+import time
+from random import SystemRandom
+
+from ..errors import StoreFormatError, StoreUnavailable
+from .dynamodb_records import read_item
+from .dynamodb_table import RECENT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ..commands import Command
+    from .dynamodb_records import DynamoRecords
+    from .dynamodb_table import Item, Table, Throttled
+
+#: Not the module's own numbers: those are the program's to seed, and the same in every child of a fork.
+CHANCE = SystemRandom()
+
+#: Seconds for which a batch is tried again while others write, and while the table is throttled.
+CONTENDED_FOR, THROTTLED_FOR = 5.0, 2.0
+
+
+class Job:
+    """The commands of one caller, and what became of them."""
+
+    __slots__ = ("_left", "_tell", "asks", "done")
+
+    def __init__(self, commands: Sequence[Command], tell: Callable[[], None] | None = None) -> None:
+        self.asks = [Ask(command, self) for command in commands]
+        self._left = len(self.asks)
+        self._tell = tell
+        self.done = threading.Event()
+
+    def settled(self) -> None:
+        """One more of its commands has its reply."""
+        self._left -= 1
+        if not self._left:
+            self.done.set()
+            if self._tell is not None:
+                self._tell()
+
+
+class Ask:
+    """One command, and its reply."""
+
+    __slots__ = ("command", "error", "job", "raised", "reply")
+
+    def __init__(self, command: Command, job: Job) -> None:
+        self.command = command
+        self.job = job
+        self.reply: Any = None
+        #: The reply is an error that was raised, and not handed back.
+        self.raised = False
+        #: The store failed it.
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        # One error each: they are raised in different threads.
+        own = type(error)(*error.args) if isinstance(error, StoreUnavailable | StoreFormatError) else error
+        own.__cause__ = error.__cause__ if own is not error else own.__cause__
+        self.error = own
+        self.job.settled()
+
+
+class Kept:
+    """A gate as it was read or left: the bytes, so that it can be had again, and the records made of them."""
+
+    __slots__ = ("name", "recent", "records", "state", "token", "values")
+
+    def __init__(self, name: str, item: Item | None) -> None:
+        self.name = name
+        self.token: str | None = None
+        self.state: bytes | None = None
+        self.recent: dict[str, int] = {}
+        if item is not None:
+            self.token, self.state = read_item(item, name)
+            for entry in str(item.get(RECENT, {}).get("S", "")).split():
+                session, _, number = entry.partition("=")
+                self.recent[session] = int(number)
+        #: value → (sequence number, state) of those that were read; None where there is no item.
+        self.values: dict[str, tuple[int, Any] | None] = {}
+        self.records: DynamoRecords | None = None
+
+
+class Outcome:
+    """What a batch has come to, until it is written."""
+
+    __slots__ = ("asks", "others", "records", "replies", "state", "ttl")
+
+    def __init__(self, records: DynamoRecords, asks: list[Ask]) -> None:
+        self.records = records
+        self.asks = asks
+        #: Each with whether it is an error that was raised.
+        self.replies: list[tuple[Any, bool]] = []
+        self.state = b""
+        self.ttl: int | None = None
+        self.others: dict[str, tuple[bytes, int]] = {}
+
+
+class Waits:
+    """How a batch waits before it is tried again, and when it gives up."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._began = time.monotonic()
+        self._conflicts = 0
+        self._throttles = 0
+        self._silent = 0.0
+        self._failures = 0
+
+    def conflict(self) -> float:
+        self._conflicts += 1
+        if time.monotonic() - self._began > CONTENDED_FOR:
+            raise StoreUnavailable(
+                f"{self._table.place} is contended: others wrote {self._conflicts} times in {CONTENDED_FOR:g} s, and "
+                f"it was not this process's turn; nothing was charged"
+            )
+        pause = 0.0 if self._conflicts == 1 else CHANCE.uniform(0, min(0.1, 0.004 * 2**self._conflicts))
+        time.sleep(pause)
+        return pause
+
+    def throttled(self, error: Throttled) -> None:
+        self._throttles += 1
+        if time.monotonic() - self._began > THROTTLED_FOR:
+            raise StoreUnavailable(
+                f"{error}; raise its capacity, or bill it by request (PAY_PER_REQUEST); nothing was charged"
+            ) from error
+        time.sleep(CHANCE.uniform(0.5, 1) * min(0.4, 0.025 * 2**self._throttles))
+
+    def unreachable(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures > 2 or now - self._began > self._table.timeout / 2:
+            if isinstance(error, StoreUnavailable):
+                raise error
+            raise StoreUnavailable(f"{self._table.place} does not answer: {error}") from error
+        time.sleep(CHANCE.uniform(0.01, 0.03))

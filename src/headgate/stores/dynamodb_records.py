@@ -1,0 +1,352 @@
+"""The state of one gate as DynamoDB items, and as the records that commands work on.
+
+The gate's own item has its head, its line and all limits that are not by a key. What is kept under `limit|value` lies with
+it (*inline*) while there is little of it, since an item alone is half the price of a transaction; then in one item per
+value. The gate's item is written with every change, so its token stands for all of them. Items of values are read when a
+command first touches them: it is interrupted by `Missing`, and runs again with them.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from ..commands.base import SPACES
+from ..errors import StoreFormatError
+from ..limits import KINDS
+from ..model import SECOND
+from ..records import FRESH, DictSpace, busy
+from .dynamodb_pack import dumps, loads, pack, unpack
+from .dynamodb_table import FORMAT, STATE, TOKEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from ..model import Wake
+    from ..records import Head, Member, Score
+    from .dynamodb_table import Item
+
+#: What the keys of our items begin with, so that they lie beside what else a table holds.
+PREFIX = "headgate:"
+
+#: The format of items. One that is newer is refused.
+VERSION = 1
+
+#: How many bytes of values (before packing) may lie in the gate's own item, and how many others go with one write.
+INLINE, WITH_ONE_WRITE = 4096, 90
+
+#: Where a state says what is held for tickets that were called: that counts, whatever has run off.
+HELD = {"window": 3, "bucket": 3, "quota": 2}
+
+DAY = 86_400 * SECOND
+#: An item stays so long after it says nothing any more. A gate's own for long: it knows how far the gate had come.
+KEEP_GATE, KEEP_VALUE, AT_MOST = 30 * DAY, DAY, 400 * DAY
+
+
+def item_name(gate: str, value: str | None = None) -> str:
+    return f"{PREFIX}{gate}" if value is None else f"{PREFIX}{gate}|{value}"
+
+
+class Missing(Exception):
+    """A command needs what is kept for these values of a key, and it has not been read."""
+
+    def __init__(self, values: list[str]) -> None:
+        super().__init__(values)
+        self.values = values
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class ValueState:
+    """What is kept for one value of a key: the states of its limits, and their spaces."""
+
+    __slots__ = ("clean", "has_item", "spaces", "states")
+
+    def __init__(self, has_item: bool = False) -> None:
+        self.states = DictSpace()
+        self.spaces: dict[str, dict[str, DictSpace]] = {kind: {} for kind in SPACES}
+        #: Whether it has an item of its own: then that must not be left with an older state.
+        self.has_item = has_item
+        #: As it was read.
+        self.clean: Any = {}
+
+    def space(self, kind: str, member: str) -> DictSpace:
+        spaces = self.spaces[kind]
+        found = spaces.get(member)
+        if found is None:
+            found = spaces[member] = DictSpace()
+        return found
+
+    def forget(self, limit: str | None) -> None:
+        """One limit was reset, or all of them."""
+        # What was written before the reset is not believed any more, so it is written anew even if it comes out the same.
+        self.clean = None
+        for member in list(self.states):
+            if limit is None or limit_of(member) == limit:
+                self.drop(member)
+
+    def drop(self, member: str) -> None:
+        self.states.delete(member)
+        for kind in SPACES:
+            self.spaces[kind].pop(member, None)
+
+    def packed(self) -> dict[str, Any]:
+        packed: dict[str, Any] = {}
+        for kind, named in self.spaces.items():
+            if kept := {name: pack(space) for name, space in named.items() if len(space)}:
+                packed[kind] = kept
+        if len(self.states):
+            packed["states"] = {"": pack(self.states)}
+        return packed
+
+
+def limit_of(member: str) -> str:
+    return member.partition("|")[0].partition("@")[0]
+
+
+class States(DictSpace):
+    """`records.states`: those by a key are with their value; the rest is here, and in order."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: DynamoRecords) -> None:
+        super().__init__()
+        self._records = records
+
+    def get(self, member: Any, default: Any = None) -> Any:
+        if "|" in member:
+            return self._records.value_of(member).states.get(member, default)
+        return dict.get(self, member, default)
+
+    def __setitem__(self, member: Any, value: Any) -> None:
+        if "|" in member:
+            self._records.value_of(member).states[member] = value
+        else:
+            dict.__setitem__(self, member, value)
+
+    def put(self, member: Any, value: Any, score: Score) -> None:
+        if "|" in member:
+            self._records.value_of(member).states.put(member, value, score)
+        else:
+            super().put(member, value, score)
+
+    def scan(self, since: Score = float("-inf")) -> Iterator[tuple[Any, Any]]:
+        records = self._records
+        if (
+            records.resetting is not None
+        ):  # the one who walks them all is a reset: here it is the turn of those by a key
+            records.reset(*records.resetting)
+        return super().scan(since)
+
+    def delete(self, member: Member) -> Any:
+        if isinstance(member, str) and "|" in member:
+            return self._records.value_of(member).states.delete(member)
+        return super().delete(member)
+
+
+class Spaces(dict):  # type: ignore[type-arg]
+    """Spaces by name, made when they are first asked for; those by a key are with their value."""
+
+    __slots__ = ("_kind", "_records")
+
+    def __init__(self, records: DynamoRecords, kind: str) -> None:
+        super().__init__()
+        self._records = records
+        self._kind = kind
+
+    def __missing__(self, name: str) -> DictSpace:
+        if self._kind in SPACES and "|" in name:
+            return self._records.value_of(name).space(self._kind, name)
+        space = self[name] = DictSpace()
+        return space
+
+
+class DynamoRecords:
+    """The state of one gate, as far as it has been read."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.head: Head = FRESH
+        self.seen = 0
+        self.wakes: list[Wake] = []
+        self.states = States(self)
+        self.kinds: dict[str, Spaces] = {kind: Spaces(self, kind) for kind in SPACES}
+        self.windows, self.promised, self.leases = (self.kinds[kind] for kind in SPACES)
+        self.values: dict[str, ValueState] = {}
+        #: value → [sequence number when it was written, whether it has an item of its own, its state]
+        self.inline: dict[str, list[Any]] = {}
+        #: limit ("" for all) → the sequence number of its last reset: what was kept before that says nothing.
+        self.resets: dict[str, int] = {}
+        #: The limit (or None for all) that is being reset.
+        self.resetting: tuple[str | None] | None = None
+        #: The sequence number of the last override.
+        self.configured = 0
+        #: Values of keys under which somebody holds a lease.
+        self.held: set[str] = set()
+
+    # --- the port -----------------------------------------------------------------------------------------------
+
+    def value_of(self, member: str) -> ValueState:
+        value = member.partition("|")[2]
+        found = self.values.get(value)
+        if found is not None:
+            return found
+        if value not in self.inline:
+            raise Missing([value])
+        written, has_item, packed = self.inline[value]
+        return self.add(value, has_item, written, packed)
+
+    def space(self, kind: str, name: str = "") -> DictSpace:
+        spaces = self.kinds.get(kind)
+        if spaces is None:
+            spaces = self.kinds[kind] = Spaces(self, kind)
+        found: DictSpace = spaces[name]
+        return found
+
+    def drop(self, kind: str, name: str = "") -> None:
+        if kind in SPACES and "|" in name:
+            self.value_of(name).spaces[kind].pop(name, None)
+        elif (spaces := self.kinds.get(kind)) is not None:
+            spaces.pop(name, None)
+
+    def names(self, kind: str) -> list[str]:
+        names = list(self.kinds.get(kind, ()))
+        if kind == "leases":
+            for value in self.held & self.inline.keys():
+                self.value_of(f"|{value}")
+            if missing := sorted(self.held - self.values.keys()):
+                raise Missing(missing)
+        if kind in SPACES:
+            for found in self.values.values():
+                names += found.spaces[kind]
+        return names
+
+    # --- what happens to all values at once -----------------------------------------------------------------------
+
+    def reset(self, limit: str | None) -> None:
+        """Forget what is kept by a key, read or not."""
+        self.resetting = None
+        for value in self.values.values():
+            value.forget(limit)
+        if limit is None:
+            self.resets.clear()
+            self.held.clear()
+        self.resets[limit or ""] = self.head[0]
+
+    # --- items --------------------------------------------------------------------------------------------------
+
+    def packed(self, now: int) -> tuple[bytes, int | None, dict[str, tuple[bytes, int]]]:
+        """The gate's own item and when it may go (seconds; None: never), and the items of values to go with it."""
+        others = self._values_out(now)
+        spaces: dict[str, Any] = {}
+        for kind, named in self.kinds.items():
+            if kept := {name: pack(space) for name, space in named.items() if len(space)}:
+                spaces[kind] = kept
+        if len(self.states):
+            spaces["states"] = {"": pack(self.states)}
+        last = max(now, busy(self)[0], self._until(self.states, self.kinds["leases"]))
+        if "permits" in spaces:
+            last = max(last, _latest(self.space("permits")))
+        for value in self.inline.keys() & self.values.keys():
+            last = max(last, self._until(self.values[value].states, self.values[value].spaces["leases"]))
+        state = dumps([self.head, self.resets, self.configured, sorted(self.held), self.inline, spaces])
+        forever = busy(self)[2] > 0
+        return state, None if forever else (min(last, now + AT_MOST) + KEEP_GATE) // SECOND, others
+
+    def _values_out(self, now: int) -> dict[str, tuple[bytes, int]]:
+        """What has changed of values goes inline, and from there into items of their own when that is too much."""
+        for value, found in self.values.items():
+            packed = found.packed()
+            if packed == found.clean:
+                continue
+            for member, state in list(found.states.items()):  # what says nothing any more need not be written
+                free = not found.spaces["leases"].get(member) and not (state[0] in HELD and state[HELD[state[0]]])
+                if free and KINDS[state[0]].until(self, member, state) + KEEP_VALUE <= now:
+                    found.drop(member)
+            packed = found.clean = found.packed()
+            (self.held.add if any(found.spaces["leases"].values()) else self.held.discard)(value)
+            if packed or found.has_item:
+                self.inline[value] = [self.head[0], found.has_item, packed]
+            else:
+                self.inline.pop(value, None)
+        sizes = {value: len(json.dumps(entry[2])) + len(value) for value, entry in self.inline.items()}
+        total = sum(sizes.values())
+        others: dict[str, tuple[bytes, int]] = {}
+        for value in sorted(
+            sizes, key=lambda value: not self.inline[value][1]
+        ):  # those that have an item already first
+            if (total <= INLINE and not self.inline[value][1]) or len(others) == WITH_ONE_WRITE:
+                break
+            total -= sizes[value]
+            found = self.value_of(f"|{value}")
+            found.has_item = True
+            until = max(now, self._until(found.states, found.spaces["leases"]))
+            others[value] = (dumps(self.inline.pop(value)[2]), (min(until, now + AT_MOST) + KEEP_VALUE) // SECOND)
+        return others
+
+    def _until(self, states: DictSpace, leases: Any) -> int:
+        moments = [KINDS[state[0]].until(self, member, state) for member, state in list(states.items())]
+        moments += [_latest(space) for space in list(leases.values())]
+        return int(max(moments, default=0))
+
+    def add(self, value: str, has_item: bool, written: int, packed: Any) -> ValueState:
+        """What was read of a value, as it was when the gate had this sequence number."""
+        found = self.values[value] = ValueState(has_item)
+        for kind, named in packed.items():
+            for name, space in named.items():
+                unpack(space, found.states if kind == "states" else found.space(kind, name))
+        found.clean = found.packed()
+        for limit, seq in self.resets.items():
+            if written < seq:
+                found.forget(limit or None)
+        if written < self.configured:
+            for kind in ("windows", "promised"):
+                for space in found.spaces[kind].values():
+                    space.delete("hint")
+        return found
+
+
+def _latest(space: DictSpace) -> int:
+    """The last score; scores are looked at in order, so the last of them is at the end."""
+    last = 0
+    for score, _ in space.scan():
+        last = score
+    return int(last)
+
+
+def read_item(item: Item, name: str) -> tuple[str, bytes]:
+    """The token and the state of an item of ours. Raises StoreFormatError where it is none, or a newer one."""
+    try:
+        version = int(item[FORMAT]["N"])
+        token, state = str(item[TOKEN]["S"]), bytes(item[STATE]["B"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise StoreFormatError(
+            f"the item {name!r} is not one that Headgate wrote ({type(error).__name__}: {error}); delete it, or use "
+            f"another table"
+        ) from error
+    if version > VERSION:
+        raise StoreFormatError(f"the item {name!r} has format {version}; this version of Headgate knows {VERSION}")
+    return token, state
+
+
+def gate_records(gate: str, state: bytes | None) -> DynamoRecords:
+    """Records of a gate's own item."""
+    records = DynamoRecords(gate)
+    if state is None:
+        return records
+    try:
+        head, records.resets, records.configured, held, records.inline, spaces = loads(state)
+        seq, last, rest = head
+        records.head = (seq, last, None if rest is None else tuple(rest))
+        records.held = set(held)
+        for kind, named in spaces.items():
+            for name, space in named.items():
+                unpack(space, records.states if kind == "states" else records.space(kind, name))
+    except (ValueError, TypeError, KeyError, IndexError, zlib.error) as error:
+        raise StoreFormatError(
+            f"the item {item_name(gate)!r} is damaged ({error}); delete it, and its limits begin as if just used up"
+        ) from error
+    return records

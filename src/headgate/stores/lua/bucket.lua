@@ -1,0 +1,293 @@
+-- The token bucket: the port of limits/bucket.py, where its state and its promises are explained.
+
+function makers.bucket()
+  local Bucket = {kind = 'bucket', leased = false, confirmable = false}
+  local DUST, FLOORS = 1e-9, 16
+
+  function Bucket:made(row)
+    self.per, self.burst, self.slack = row[9], row[10], row[11]
+    self.usable, self.per_unit = self:in_force(self.limit)
+    self.drain = {self.per_unit, self.slack}
+    return self
+  end
+
+  function Bucket:in_force(value)
+    return self.burst * (value / self.limit) - value / self.per * self.slack, self.per / value
+  end
+
+  function Bucket:largest(value)
+    return self.burst * (value / self.limit)
+  end
+
+  local function _sunk(floor_, level)
+    if not floor_ or level <= 0 then return false end
+    if level >= floor_[1] then return floor_ end
+    local sunk = {level}
+    for index = 2, #floor_ do sunk[index] = floor_[index] end
+    return sunk
+  end
+
+
+  function Bucket:earliest(now, member, cost, value, start)
+    local state = states:get(member)
+    if not state then return start end
+    if state[1] ~= 'bucket' then kind_changed(member, state[1], 'bucket') end
+    if state[6] ~= 0 then return self:_among(now, member, cost, value, start) end
+    local used, at, held = state[2], state[3], state[4]
+    local usable, per_unit = self.usable, self.per_unit
+    if value ~= self.limit then usable, per_unit = self:in_force(value) end
+    at = at + ceil((used + held + cost - usable) * per_unit)
+    if held ~= 0 and held + cost > usable then
+      -- What called tickets hold does not run off, however long the bucket was idle before.
+      at = max(at, start + ceil((held + cost - usable) * per_unit))
+    end
+    return at > start and at or start
+  end
+
+  -- A state for a bucket that was never used: empty for long enough for any cost.
+  function Bucket:_empty(now, member)
+    local state = {'bucket', 0, now - self.per - self.slack, 0, self.drain, 0, false}
+    states:put(member, state, now + self.per)
+    return state
+  end
+
+  function Bucket:charge(now, member, cost, value, at, lease)
+    local state = states:get(member) or self:_empty(now, member)
+    local used, last, promised = state[2], state[3], state[6]
+    if at > now then
+      self:_promise(member, cost, value, at)
+      return false
+    end
+    if promised ~= 0 then space('promised', member):delete('hint') end
+    -- `last` can be later than now where promises were folded in; then it only runs off from there.
+    if now > last then
+      used = used - (now - last) / (self.per / value)
+      if used < 0 then used = 0 end
+      last = now
+    end
+    state[2], state[3], state[5] = used + cost, last, self.drain
+    if state[7] then state[7] = _sunk(state[7], used) end
+    states:touch(member)
+    return false
+  end
+
+  local function more()
+    function Bucket.until_(member, state)
+      local last, units = state[3], state[2] + state[4]
+      if state[6] ~= 0 then
+        local charges = space('promised', member)
+        for _, pair in ipairs(charges:scan()) do
+          last, units = pair[1], units + charges:get(pair[2])
+        end
+      end
+      return floor(last + units * state[5][1] + state[5][2]) + 1
+    end
+
+    -- --- what still counts of an old charge ----------------------------------------------------------------------------
+
+    local function _least(floor_, at)
+      local least = NEVER
+      if floor_ then
+        for index = 1, #floor_, 2 do
+          least = min(least, floor_[index])
+          if at >= floor_[index + 1] then return max(0, least) end
+        end
+      end
+      return 0
+    end
+
+    local function _given_back(floor_, now, cost, at, level, per)
+      local fresh = {}
+      if not floor_ or now - floor_[2] > floor(per / FLOORS) then fresh[1], fresh[2] = level, now end
+      local lowered = true
+      if floor_ then
+        for index = 1, #floor_, 2 do
+          local low, since = floor_[index], floor_[index + 1]
+          fresh[#fresh + 1] = lowered and low - cost or low
+          fresh[#fresh + 1] = since
+          lowered = lowered and at < since
+        end
+      end
+      if fresh[1] > level then fresh[1] = level end
+      for index = #fresh, 2 * FLOORS + 1, -1 do fresh[index] = nil end
+      return fresh
+    end
+
+    function Bucket:refund(now, member, cost, value, at, confirmed)
+      local state = states:get(member)
+      if not state or state[1] ~= 'bucket' then
+        if cost < 0 then self:charge(now, member, -cost, value, now, NO_LEASE) end
+        return
+      end
+      if state[6] ~= 0 then
+        if at > now then
+          self:_unpromise(member, cost, at)
+          return
+        end
+        self:_fold(now, member, value)
+        space('promised', member):delete('hint')
+        state = states:get(member)
+      end
+      if cost < 0 then
+        self:charge(now, member, -cost, value, now, NO_LEASE)
+        records.far = max(records.far, Bucket.until_(member, states:get(member)))
+        return
+      end
+      local used, last, held, promised, floor_ = state[2], state[3], state[4], state[6], state[7]
+      local level = max(0, used - max(0, now - last) / (self.per / value))
+      -- Of the last charge all that has not run off still counts; of an older one, what the level never fell below.
+      local back = min(cost, at >= last and level or min(level, _least(floor_, at)))
+      floor_ = _given_back(floor_, now, cost, at, level - back, self.per)
+      states:set(member, {'bucket', used - back, last, held, self.drain, promised, floor_})
+    end
+
+    function Bucket:hold(now, member, cost, lease)
+      local state = states:get(member) or self:_empty(now, member)
+      states:set(member, {'bucket', state[2], state[3], max(0, state[4] + cost), state[5], state[6], state[7]})
+    end
+
+    function Bucket:confirm() end
+
+    function Bucket:assume_used(now, member, value, lost)
+      local state = state_of(self, member) or {'', 0, 0, 0, {}, 0, false}
+      local used, at = state[2], state[3]
+      local full = max(0, used - max(0, lost - at) * (value / self.per), (self:in_force(value)))
+      local fresh = {'bucket', full, max(lost, at), state[4], self.drain, state[6], false}
+      local quiet = {'bucket', full, fresh[3], state[4], self.drain, 0, false}
+      states:put(member, fresh, Bucket.until_(member, quiet))
+    end
+
+    function Bucket:describe(now, member, value)
+      -- First: promises whose time has come are part of the level then.
+      local free_in = self:earliest(now, member, min(1, self:largest(value)), value, now) - now
+      local state = state_of(self, member)
+      local used = 0
+      if state then
+        used = max(0, state[2] - max(0, now - state[3]) * (value / self.per)) + state[4]
+        if state[6] ~= 0 then
+          local charges = space('promised', member)
+          for _, pair in ipairs(charges:scan()) do used = used + charges:get(pair[2]) end
+        end
+      end
+      return usage_of(self, member, used, self:largest(value), free_in)
+    end
+
+    -- --- promises: charges kept in time order --------------------------------------------------------------------------
+
+    local NO_HINT = {0, 0, 0, -1}
+
+    -- Charges whose time has come move into the level.
+    function Bucket:_fold(now, member, value)
+      local charges = space('promised', member)
+      local state = states:get(member)
+      local used, at, promised, floor_ = state[2], state[3], state[6], state[7]
+      local time = charges:first()
+      while time and time <= now do
+        if time > at then
+          used = max(0, used - (time - at) * (value / self.per))
+          at = time
+          floor_ = _sunk(floor_, used)
+        end
+        used = used + charges:get(time)
+        charges:delete(time)
+        promised = promised - 1
+        time = charges:first()
+      end
+      if promised <= 0 then
+        drop('promised', member)
+        promised = 0
+      end
+      states:set(member, {'bucket', used, at, state[4], state[5], promised, floor_})
+    end
+
+    -- The first moment from `start` on that breaks no bound then, nor at any charge already promised.
+    function Bucket:_among(now, member, cost, value, start)
+      self:_fold(now, member, value)
+      local state = states:get(member)
+      local used, at, held = state[2], state[3], state[4]
+      if state[6] == 0 then return self:earliest(now, member, cost, value, start) end
+      local charges = space('promised', member)
+      local rate, usable = value / self.per, self:in_force(value) - held
+      local hint = charges:get('hint') or NO_HINT
+      local hint_at, hint_used, hint_cost, headroom = hint[1], hint[2], hint[3], hint[4]
+      if cost <= headroom and at + ceil((used + cost - usable) / rate) <= start then return start end
+      local from_base = not (hint_at > at and cost >= hint_cost)
+      if not from_base then at, used = hint_at, hint_used end
+      local best, before_at, before_used = NEVER, at, used
+      local least = usable
+      local with_it, with_it_at = 0, 0 -- the level with this cost in it, and when
+      local pairs_ = charges:scan(at + 1)
+      charges:prefetch_pairs(pairs_)
+      for _, pair in ipairs(pairs_) do
+        local time = pair[1]
+        local units = charges:get(time)
+        if best == NEVER then
+          local candidate = max(start, at + max(0, ceil((used + cost - usable) / rate)))
+          if candidate <= time then
+            best, before_at, before_used = candidate, at, used
+            with_it, with_it_at = max(0, used - (best - at) * rate) + cost, best
+          end
+        end
+        used = used - (time - at) * rate
+        if best ~= NEVER then
+          with_it = with_it - (time - with_it_at) * rate
+          if with_it + units > usable + DUST and with_it > used + DUST then
+            best = NEVER -- this promise would be broken: not before it
+          else
+            with_it, with_it_at = max(0, with_it) + units, time
+          end
+        end
+        least = min(least, usable - max(0, used) - units)
+        used, at = max(0, used) + units, time
+      end
+      if best == NEVER then
+        best, before_at, before_used = max(start, at + max(0, ceil((used + cost - usable) / rate))), at, used
+      end
+      if start <= now then
+        if from_base then headroom = least end
+        if from_base or cost <= hint_cost then hint_at, hint_used, hint_cost = before_at, before_used, cost end
+        charges.enlist = true
+        charges:set('hint', {hint_at, hint_used, hint_cost, headroom})
+      end
+      return best
+    end
+
+    function Bucket:_promise(member, cost, value, at)
+      local charges = space('promised', member)
+      local state = states:get(member)
+      local used, last, held, promised = state[2], state[3], state[4], state[6]
+      local hint = charges:get('hint') or NO_HINT
+      local hint_at, hint_used, hint_cost, headroom = hint[1], hint[2], hint[3], hint[4]
+      local rate, usable = value / self.per, self:in_force(value) - held
+      local left = usable - max(0, used - (at - last) * rate) - cost
+      headroom = cost <= headroom and min(headroom - cost, left) or NO_HINT[4]
+      if at == hint_at then
+        hint_used = hint_used + cost
+      elseif at < hint_at then
+        hint_at = 0
+      end
+      local units = charges:get(at)
+      charges:put(at, (units or 0) + cost, at)
+      charges.enlist = true
+      charges:set('hint', {hint_at, hint_used, hint_cost, headroom})
+      states:set(member, {'bucket', used, last, held, state[5], promised + (units and 0 or 1), state[7]})
+    end
+
+    function Bucket:_unpromise(member, cost, at)
+      local charges = space('promised', member)
+      charges:delete('hint')
+      local units = charges:get(at)
+      if not units then return end
+      if units - cost > DUST then
+        charges:put(at, units - cost, at)
+        return
+      end
+      charges:delete(at)
+      local state = states:get(member)
+      states:set(member, {'bucket', state[2], state[3], state[4], state[5], state[6] - 1, state[7]})
+      if state[6] <= 1 then drop('promised', member) end
+    end
+  end
+
+  return Bucket, more
+end

@@ -1,0 +1,126 @@
+-- Live leases, and what an adaptive limit makes of outcomes: the port of limits/concurrency.py and limits/aimd.py.
+
+-- Leases whose holders stopped renewing them go.
+function prune(leases, now)
+  local expires, id = leases:first()
+  while expires and expires <= now do
+    leases:delete(id)
+    expires, id = leases:first()
+  end
+end
+
+function makers.concurrency()
+  local Concurrency = {kind = 'concurrency', leased = true, confirmable = false}
+  local MEMORY, DUST = 24 * 3600 * SECOND, 1e-9
+
+  function Concurrency:made(row)
+    self.lease, self.adaptive = row[9], row[10]
+    return self
+  end
+
+  function Concurrency:largest(value)
+    return value + DUST >= 1 and NEVER or 0
+  end
+
+  -- The working limit: what an adaptive limit has come to, but never above `value`.
+  function Concurrency:in_force(state, value)
+    if not self.adaptive then return value end
+    local working = state and state[2] ~= 0 and state[2] or min(self.adaptive[1], value)
+    return min(working, value)
+  end
+
+  function Concurrency:earliest(now, member, cost, value, start)
+    local state = states:get(member)
+    if not state then return start end
+    if state[1] ~= 'concurrency' then kind_changed(member, state[1], 'concurrency') end
+    local leases = space('leases', member)
+    if self.adaptive then value = self:in_force(state, value) end
+    value = value + (DUST - 1)
+    if leases:len() <= value then return start end
+    prune(leases, now)
+    local excess = leases:len() - value
+    if excess <= 0 then return start end
+    for _, pair in ipairs(leases:scan(nil, ceil(excess))) do
+      excess = excess - 1
+      if excess <= 0 then return max(start, pair[1]) end
+    end
+    return NEVER
+  end
+
+  function Concurrency:charge(now, member, cost, value, at, lease)
+    local leases = space('leases', member)
+    if not states:get(member) then
+      local until_ = now + MEMORY
+      states:put(member, {'concurrency', 0, 0, 0, until_}, until_)
+      leases.enlist = true
+    end
+    leases:put(lease[1], lease[3], lease[2])
+    return false
+  end
+
+  local function more()
+    function Concurrency.until_(member, state)
+      -- The last expiry would do; the first is found at once, and looking again later is cheap.
+      local first = space('leases', member):first()
+      return first and max(state[5], first + 1) or state[5]
+    end
+
+    -- A slot comes back by ending its lease, not by an amount.
+    function Concurrency:refund() end
+
+    function Concurrency:confirm() end
+
+    function Concurrency:assume_used() end
+
+    function Concurrency:hold(now, member, cost, lease)
+      if cost > 0 then
+        self:charge(now, member, cost, 0, now, lease)
+      else
+        space('leases', member):delete(lease[1])
+      end
+    end
+
+    -- {working, streak, shrunk} after a permit that was granted at `granted` ended with `outcome`.
+    local function following(adaptive, working, streak, shrunk, outcome, granted, now, in_use, maximum)
+      local minimum, decrease, increase_every = adaptive[2], adaptive[3], adaptive[4]
+      if outcome == 'rate_limited' or outcome == 'overloaded' then
+        if granted <= shrunk then return working, 0, shrunk end -- asked before the last shrink: the same congestion
+        return max(min(minimum, maximum), working - decrease), 0, now
+      end
+      if outcome ~= 'ok' then return working, streak, shrunk end
+      streak = streak + 1
+      if streak < increase_every then return working, streak, shrunk end
+      if 2 * in_use >= working and working < maximum then working = working + 1 end
+      return min(working, maximum), 0, shrunk
+    end
+
+    -- Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved.
+    function Concurrency:feedback(now, member, value, outcome, granted)
+      local state = state_of(self, member)
+      if not self.adaptive or not state then return false end
+      local working, leases = self:in_force(state, value), space('leases', member)
+      prune(leases, now)
+      local after, streak, shrunk =
+        following(self.adaptive, working, state[3], state[4], outcome, granted, now, leases:len(), value)
+      states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY})
+      return after ~= working
+    end
+
+    function Concurrency:describe(now, member, value)
+      local state = state_of(self, member)
+      local in_force = self:in_force(state, value)
+      local free_in = self:earliest(now, member, 1, value, now) - now
+      local used = state and space('leases', member):len() or 0
+      if used > 0 then
+        -- Those that have expired and were not looked at since are in the set, but no longer live.
+        for _, pair in ipairs(space('leases', member):scan()) do
+          if pair[1] > now then break end
+          used = used - 1
+        end
+      end
+      return usage_of(self, member, used, in_force, free_in, nil, self.adaptive and value)
+    end
+  end
+
+  return Concurrency, more
+end

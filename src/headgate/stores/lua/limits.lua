@@ -1,0 +1,57 @@
+-- What every limit is, as limits/base.py has it: a table with its numbers, whose kind answers
+-- earliest / charge / refund / hold / confirm / until_ / assume_used / describe. A kind is made when a plan first has one:
+-- making its functions costs more than a decision does.
+
+NO_LEASE = {'', 0, false}
+
+-- An error that is the reply of one command: the others of the batch stand.
+function raise(name, ...)
+  error({reply = {'E', name, ...}})
+end
+
+function kind_changed(member, was, now)
+  raise('KindChanged', member, was, now)
+end
+
+makers = {}
+local KINDS = {}
+
+-- A kind by its name. What few decisions need of it is made by `more` when somebody asks for it.
+function kind_of(name)
+  local kind = KINDS[name]
+  if not kind then
+    local more
+    kind, more = makers[name]()
+    kind.__index = kind
+    if more then
+      setmetatable(kind, {__index = function(_, wanted)
+        setmetatable(kind, nil)
+        more()
+        return kind[wanted]
+      end})
+    end
+    KINDS[name] = kind
+  end
+  return kind
+end
+
+-- The state of a limit's member, or nil; an error where it is of another kind.
+function state_of(limit, member)
+  local state = states:get(member)
+  if state and state[1] ~= limit.kind then kind_changed(member, state[1], limit.kind) end
+  return state
+end
+
+function partition(text, sign)
+  local at = text:find(sign, 1, true)
+  if not at then return text, '' end
+  return text:sub(1, at - 1), text:sub(at + #sign)
+end
+
+-- A LimitUsage, in the order of model.py.
+function usage_of(limit, member, used, value, free_in, time_left, maximum)
+  local _, key = partition(member, '|')
+  return {limit.name, limit.kind, limit.unit, key ~= '' and key or false, used, value, max(0, value - used), used / value,
+    free_in < NEVER / 2 and max(0, free_in) / SECOND or INFINITE, time_left and max(0, time_left) / SECOND or false,
+    maximum or false}
+end

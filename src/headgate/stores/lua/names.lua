@@ -1,0 +1,23 @@
+-- The names that the files of this folder share, declared before all of them.
+--
+-- On servers that know functions (Redis 7, Valkey) all this is loaded once, as a library. As a script, every call makes its
+-- functions anew. One that takes a name from the main chunk's own locals has it looked up among all of those; one that is
+-- made inside another function takes it from there at once. So each file is the body of a function (see redis_script.py)
+-- that sets the names below; and what few calls need is made when it is needed.
+
+-- redis.call, cmsgpack.pack, cmsgpack.unpack: a library has them only while it is called
+local call, pack, unpacked
+local format, floor, ceil, max, min = string.format, math.floor, math.ceil, math.max, math.min
+local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
+-- hg:{<gate>}
+local TAG
+
+-- records.lua
+local records, spaces, states, permits, begin_records, space, drop, names, amend, is_before
+-- limits.lua, concurrency.lua
+local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune
+-- plan.lua
+local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
+local earliest, earliest_now, blocked_by, charge, hold, let_go
+-- commands.lua
+local wait_of, refusal_of, too_large_text, begin, pause, admit, settle, release, cancel, lease_of

@@ -1,0 +1,214 @@
+-- Which limits an ask must pass: the port of plan.py. A policy comes compiled (see redis_wire.py), with the call or from
+-- the gate's `policies`; a ref is MessagePack: fingerprint, class, costs, key. It is compared and handed on as a string.
+
+-- What was made of policies and refs is the same for ever: a library keeps it from call to call.
+local POLICIES, PLANS = 256, 1024
+local policies, models, plans, policies_made, plans_made, remembered = {}, {}, {}, 0, 0, {}
+
+-- A call begins: these policies came with it.
+function begin_plans(policies_sent)
+  sent, remembered = policies_sent, {}
+  if policies_made > POLICIES or plans_made > PLANS then
+    policies, models, plans, policies_made, plans_made = {}, {}, {}, 0, 0
+  end
+end
+
+function policy_of(fingerprint)
+  local policy = policies[fingerprint]
+  if not policy then
+    local blob = sent[fingerprint]
+    local raw = blob and unpacked(blob) or space('policies'):get(fingerprint)
+    if not raw then return nil end
+    policy = {fingerprint = fingerprint, name = raw[1], waiting = raw[2], patience = raw[3], claim = raw[4], keys = raw[5],
+      priorities = raw[6], life = raw[7], rows = raw[8], limits = {}}
+    policies[fingerprint] = policy
+    policies_made = policies_made + 1
+  end
+  if policy.life > records.life then records.life = policy.life end
+  return policy
+end
+
+-- Leave the policy beside the state, so that whoever serves the line later can make the plan again.
+function remember(policy)
+  local fingerprint = policy.fingerprint
+  if remembered[fingerprint] then return end
+  remembered[fingerprint] = true
+  local kept = space('policies')
+  if call('HEXISTS', kept.key, fingerprint) == 0 then
+    kept.packed = kept.packed or {}
+    kept.packed[fingerprint] = sent[fingerprint]
+    kept:set(fingerprint, true)
+  end
+end
+
+-- A row: kind, member or what it begins with, by, unit, value, base, share, rank, and the numbers of its kind.
+function limit_of(policy, index)
+  local limit = policy.limits[index]
+  if not limit then
+    local row = policy.rows[index]
+    limit = setmetatable({name = row[6], by = row[3], unit = row[4], limit = row[5]}, kind_of(row[1])):made(row)
+    policy.limits[index] = limit
+  end
+  return limit
+end
+
+-- What all asks of one class and cost have in common: the steps before the key is known.
+local function model_of(policy, rank, costs)
+  local cost_of = {}
+  for _, pair in ipairs(costs) do cost_of[pair[1]] = pair[2] end
+  local model = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {}}
+  for index, row in ipairs(policy.rows) do
+    if row[8] <= rank then
+      local limit, value = limit_of(policy, index), row[5]
+      local cost = limit.leased and 1 or cost_of[limit.unit]
+      local by = row[3]
+      model.rows[#model.rows + 1] = {limit, by and row[2] .. '|' or row[2], by, cost, value, row[6], row[7], row[8]}
+      model.weight = max(model.weight, cost / value)
+      if cost > limit:largest(value) then model.fits = false end
+      if limit.leased then
+        model.lease = model.lease == 0 and limit.lease or min(model.lease, limit.lease)
+        if limit.adaptive then model.adapts = true end
+      elseif limit.confirmable then
+        model.soonest = model.soonest == 0 and limit.per or min(model.soonest, limit.per)
+      end
+    end
+  end
+  return model
+end
+
+local function plan_of(model, ref, key)
+  local key_of, lane = {}, ''
+  for index, pair in ipairs(key) do
+    key_of[pair[1]] = pair[2]
+    lane = index == 1 and pair[1] .. '=' .. pair[2] or lane .. ',' .. pair[1] .. '=' .. pair[2]
+  end
+  local steps = {}
+  for index, row in ipairs(model.rows) do
+    local by = row[3]
+    steps[index] = {limit = row[1], member = by and row[2] .. key_of[by] or row[2], cost = row[4], value = row[5],
+      base = row[6], share = row[7], rank = row[8], keyed = by and true or false}
+  end
+  local plan = {ref = ref, model = model, policy = model.policy, rank = model.rank, lease = model.lease,
+    adapts = model.adapts, weight = model.weight, soonest = model.soonest, fits = model.fits, lane = lane, steps = steps}
+  plans[ref] = plan
+  plans_made = plans_made + 1
+  return plan
+end
+
+-- The plan of an ask: `model` is the packed beginning of its ref, `key` the packed rest.
+function plan_for(model, key)
+  local ref = '\148' .. model .. key
+  local plan, made = plans[ref], models[model]
+  if plan or not made then
+    plan = recall(ref)
+    models[model] = plan.model
+    return plan
+  end
+  if made.policy.life > records.life then records.life = made.policy.life end
+  return plan_of(made, ref, unpacked(key))
+end
+
+-- The plan of a ref, from the policy that was left with the state; `known` where that was lost.
+function recall(ref, known)
+  local plan = plans[ref]
+  if plan then
+    if plan.policy.life > records.life then records.life = plan.policy.life end
+    return plan
+  end
+  local parts = unpacked(ref)
+  local policy = policy_of(parts[1])
+  if not policy and not known then
+    error('headgate: the policy ' .. parts[1] .. ' of this gate is gone from the server')
+  end
+  local made = model_of(policy or known, parts[2], parts[3])
+  plan = plan_of(made, ref, parts[4])
+  if not policy then plans[ref] = nil end -- it is made of another policy than its own
+  return plan
+end
+
+-- As Python rounds a share of an override: to nine places.
+local function rounded(number)
+  return tonumber(format('%.9f', number))
+end
+
+-- The steps with the values in force: an override for the key, else for the limit, else its own.
+function current(plan)
+  local overrides, changed = space('overrides'), {}
+  for index, step in ipairs(plan.steps) do
+    local _, key = partition(step.member, '|')
+    local found = step.keyed and overrides:get(step.base .. '|' .. key) or nil
+    if found == nil then found = overrides:get(step.base) end
+    if found ~= nil then
+      step = {limit = step.limit, member = step.member, cost = step.cost, value = rounded(found * step.share),
+        base = step.base, share = step.share, rank = step.rank, keyed = step.keyed}
+    end
+    changed[index] = step
+  end
+  return changed
+end
+
+-- The step that this ask could never pass, if there is one.
+function too_large(plan, steps)
+  if steps == plan.steps and plan.fits then return nil end
+  for _, step in ipairs(steps) do
+    if step.cost > step.limit:largest(step.value) then return step end
+  end
+  return nil
+end
+
+-- The first moment at which every limit allows it, and the limit that is last.
+function earliest(now, steps, start)
+  local at, last = start, nil
+  while true do
+    local before = at
+    for _, step in ipairs(steps) do
+      local from = (start > now or last) and at or start
+      local moment = step.limit:earliest(now, step.member, step.cost, step.value, from)
+      if moment > at then at, last = moment, step end
+    end
+    -- A promise must hold on all limits at the same time: ask again from there.
+    if at == before or at >= NEVER then return at, last end
+  end
+end
+
+-- The same for a line gate, in one pass.
+function earliest_now(now, steps)
+  local at, last = now, nil
+  for index = 1, #steps do
+    local step = steps[index]
+    local moment = step.limit:earliest(now, step.member, step.cost, step.value, now)
+    if moment > at then at, last = moment, step end
+  end
+  return at, last
+end
+
+-- Like `earliest_now`; a keyed limit that refuses is named before a shared one.
+function blocked_by(now, steps)
+  local at, last = now, nil
+  local keyed_at, keyed = now, nil
+  for _, step in ipairs(steps) do
+    local moment = step.limit:earliest(now, step.member, step.cost, step.value, now)
+    if moment > at then at, last = moment, step end
+    if moment > keyed_at and step.keyed then keyed_at, keyed = moment, step end
+  end
+  if keyed then return keyed_at, keyed end
+  return at, last
+end
+
+-- Charge every limit. Returns whether confirming later would be worth it.
+function charge(now, steps, at, lease)
+  local worth = false
+  for index = 1, #steps do
+    local step = steps[index]
+    if step.limit:charge(now, step.member, step.cost, step.value, at, lease) then worth = true end
+  end
+  return worth
+end
+
+function hold(now, steps, lease)
+  for _, step in ipairs(steps) do step.limit:hold(now, step.member, step.cost, lease) end
+end
+
+function let_go(now, steps, lease)
+  for _, step in ipairs(steps) do step.limit:hold(now, step.member, -step.cost, lease) end
+end

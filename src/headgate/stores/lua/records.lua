@@ -1,0 +1,368 @@
+-- Records: the state of one gate, as records.py has it. Read when asked for, kept for this call, written once at its end.
+--
+-- Keys, all of one gate and one slot (KEYS[1] is hg:{<gate>}):
+--
+--   hg:{gate}                   HASH  the head: seq, now, and the rest of it (main.lua)
+--   hg:{gate}:<kind>            HASH  member → value (MessagePack)
+--   hg:{gate}:<kind>:z          ZSET  the same members in order: a moment in µs, a tag, an arrival
+--   hg:{gate}:<kind>/<name>     the same for spaces that have a name: leases/in_flight, windows/rpm, lane/0.0.org=acme …
+--   hg:{gate}:names/<kind>      SET   the names of a kind's spaces, where somebody lists them
+--
+-- Kinds in BARE have no values: only the ZSET. Kinds in FLAT have no order: only the HASH. None is `false` inside arrays.
+--
+-- Nothing is written before the whole batch is decided: a call that fails on the way has changed nothing.
+
+local BARE = {lane = true, ready = true, parked = true, due = true, calls = true, of = true, young = true}
+local FLAT = {tickets = true, lanes = true, line = true, policies = true, assumed = true, zones = true}
+local NUMERIC = {windows = true, promised = true}
+-- Kinds whose scores are moments: whatever they name must not expire before.
+local MOMENTS = {states = true, windows = true, promised = true, leases = true, permits = true}
+-- Spaces that are refreshed with the head, not with every write: see `main.lua`.
+local FIXED = {states = true, permits = true, policies = true, zones = true, assumed = true, overrides = true}
+local LISTED = {leases = true, windows = true, promised = true}
+
+-- What is known to be absent.
+local GONE = {}
+
+-- Strings in the order of their bytes, as in a sorted set: `<` goes by the server's locale.
+local function bytes_before(one, other)
+  for at = 1, min(#one, #other) do
+    local left, right = one:byte(at), other:byte(at)
+    if left ~= right then return left < right end
+  end
+  return #one < #other
+end
+
+function is_before(a, b)
+  if a[1] ~= b[1] then return a[1] < b[1] end
+  if type(a[2]) == 'number' then return a[2] < b[2] end
+  return bytes_before(a[2], b[2])
+end
+
+local Space = {}
+Space.__index = Space
+
+function space(kind, name)
+  local named = spaces[kind]
+  if not named then
+    named = {}
+    spaces[kind] = named
+  end
+  name = name or ''
+  local found = named[name]
+  if not found then
+    local key = name == '' and TAG .. ':' .. kind or TAG .. ':' .. kind .. '/' .. name
+    found = setmetatable({kind = kind, name = name, key = key, order = key .. ':z', numeric = NUMERIC[kind],
+      bare = BARE[kind], flat = FLAT[kind],
+      moments = MOMENTS[kind], values = {}, scores = {}, touched = {}}, Space)
+    named[name] = found
+    if kind == 'leases' and #records.ids > 1 then found:prefetch(records.ids) end
+  end
+  return found
+end
+
+-- A member as Redis spells it. Not `..`, which keeps 14 digits of a number.
+local function spelt(self, member)
+  return self.numeric and type(member) == 'number' and format('%.0f', member) or member
+end
+
+-- Have many members read in one go: those that were not looked at before.
+function Space:prefetch(members)
+  if self.cleared then return end
+  local values, asked, wanted = self.values, {}, {}
+  for _, member in ipairs(members) do
+    if values[member] == nil then
+      asked[#asked + 1] = spelt(self, member)
+      wanted[#wanted + 1] = member
+    end
+  end
+  for from = 1, #asked, 4000 do
+    local raw = call('HMGET', self.key, unpack(asked, from, min(from + 3999, #asked)))
+    for index, found in ipairs(raw) do values[wanted[from + index - 1]] = found and unpacked(found) or GONE end
+  end
+end
+
+-- The same for what `scan` found.
+function Space:prefetch_pairs(found)
+  if #found < 3 then return end
+  local members = {}
+  for index, pair in ipairs(found) do members[index] = pair[2] end
+  self:prefetch(members)
+end
+
+-- The value, or nil. In a bare space: 1 where it is there.
+function Space:get(member)
+  local value = self.values[member]
+  if value == nil then
+    if self.bare then return self:score(member) and 1 or nil end
+    local raw = not self.cleared and call('HGET', self.key, spelt(self, member))
+    value = raw and unpacked(raw) or GONE
+    self.values[member] = value
+  end
+  if value == GONE then return nil end
+  return value
+end
+
+function Space:score(member)
+  local score = self.scores[member]
+  if score == nil then
+    score = not self.cleared and tonumber(call('ZSCORE', self.order, spelt(self, member)) or nil) or false
+    self.scores[member] = score
+  end
+  return score or nil
+end
+
+-- `touched` has what is to be written of a member: 1 its value, 2 its place, 3 both.
+
+-- Set a value and leave the member's place in the order.
+function Space:set(member, value)
+  if self.count and self:get(member) == nil then self.count = self.count + 1 end
+  self.values[member] = value
+  self:touch(member)
+end
+
+-- What `get` gave was changed in place.
+function Space:touch(member)
+  local touched = self.touched
+  touched[member] = touched[member] and touched[member] > 1 and 3 or 1
+  self.dirty = true
+end
+
+-- Set a value, and (re)place the member in the order.
+function Space:put(member, value, score)
+  local scores, touched = self.scores, self.touched
+  local moves = scores[member] ~= score
+  if self.bare then
+    if self.count and not self:score(member) then self.count = self.count + 1 end
+    if moves then touched[member] = 2 end
+  else
+    if self.count and self:get(member) == nil then self.count = self.count + 1 end
+    self.values[member] = value
+    touched[member] = (moves or (touched[member] or 0) > 1) and 3 or 1
+  end
+  self.dirty = true
+  if moves then
+    if self.moments and score > records.far then records.far = score end
+    scores[member] = score
+    if self.front then self:_insert(score, member) end
+  end
+end
+
+-- Forget a member; one that is not there is no error.
+function Space:delete(member)
+  if self.bare then
+    if self.count and self:score(member) then self.count = self.count - 1 end
+    self.touched[member] = 2
+  else
+    if self.count and self:get(member) ~= nil then self.count = self.count - 1 end
+    self.values[member] = GONE
+    self.touched[member] = self.flat and 1 or 3
+  end
+  self.scores[member] = false
+  self.dirty = true
+end
+
+-- The lowest: score, member; nil where there is none.
+function Space:first()
+  while true do
+    local front = self.front
+    if front then
+      local at = self.at
+      local pair = front[at]
+      while pair do
+        local score = self.scores[pair[2]]
+        if score == nil or score == pair[1] then
+          self.at = at
+          return pair[1], pair[2]
+        end
+        at = at + 1
+        pair = front[at]
+      end
+      self.at = at
+      if self.whole then return nil end
+    end
+    self:_fetch()
+  end
+end
+
+-- `front` has the first few of the order, or the `whole` of it; those that moved since are passed over.
+function Space:_fetch()
+  local fetch = self.fetch or 1
+  self.fetch = fetch * 8
+  local front, last = {}, nil
+  local raw = self.cleared and {} or call('ZRANGE', self.order, 0, fetch - 1, 'WITHSCORES')
+  for index = 1, #raw, 2 do
+    local member = self.numeric and tonumber(raw[index]) or raw[index]
+    last = {tonumber(raw[index + 1]), member}
+    if (self.touched[member] or 0) < 2 then front[#front + 1] = last end
+  end
+  self.whole = #raw < 2 * fetch
+  self.last = last
+  self.front, self.at = front, 1
+  for member, how in pairs(self.touched) do
+    local score = how > 1 and self.scores[member]
+    if score then self:_insert(score, member) end
+  end
+end
+
+function Space:_insert(score, member)
+  local pair, front = {score, member}, self.front
+  -- Behind what was read: it is found when that has been used up.
+  if not self.whole and not is_before(pair, self.last) then return end
+  local at = #front + 1
+  while at > 1 and is_before(pair, front[at - 1]) do at = at - 1 end
+  table.insert(front, at, pair)
+  if at < self.at then self.at = at end
+end
+
+-- {score, member} in order, from `since` on: all, or the first `most`.
+function Space:scan(since, most)
+  local found, touched, raw = {}, self.touched, {}
+  if self.cleared then
+    raw = {}
+  elseif most then
+    local moved = 0 -- so many of those that are read may be elsewhere by now
+    for _, how in pairs(touched) do
+      if how > 1 then moved = moved + 1 end
+    end
+    raw = call('ZRANGEBYSCORE', self.order, since or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most + moved)
+  else
+    raw = call('ZRANGEBYSCORE', self.order, since or '-inf', '+inf', 'WITHSCORES')
+  end
+  for index = 1, #raw, 2 do
+    local member = self.numeric and tonumber(raw[index]) or raw[index]
+    if (touched[member] or 0) < 2 then found[#found + 1] = {tonumber(raw[index + 1]), member} end
+  end
+  local unsorted = false
+  for member, how in pairs(touched) do
+    local score = how > 1 and self.scores[member]
+    if score and (not since or score >= since) then
+      found[#found + 1] = {score, member}
+      unsorted = true
+    end
+  end
+  if unsorted then table.sort(found, is_before) end
+  if most then
+    for index = #found, most + 1, -1 do found[index] = nil end
+  end
+  return found
+end
+
+function Space:len()
+  if not self.count then
+    local bare, count = self.bare, 0
+    if not self.cleared then count = bare and call('ZCARD', self.order) or not bare and call('HLEN', self.key) end
+    for member in pairs(self.touched) do
+      local there, here = false, bare and self.scores[member] or not bare and self.values[member] ~= GONE
+      if not self.cleared then
+        there = bare and call('ZSCORE', self.order, spelt(self, member))
+          or not bare and call('HEXISTS', self.key, spelt(self, member)) == 1
+      end
+      count = count + (here and 1 or 0) - (there and 1 or 0)
+    end
+    self.count = count
+  end
+  return self.count
+end
+
+-- A call begins: nothing is known yet.
+function begin_records()
+  records = {seen = 0, wakes = {}, ids = {}, far = 0, life = 0}
+  spaces = {}
+  -- Nearly every decision has to do with these.
+  states, permits = space('states'), space('permits')
+end
+
+-- Forget a whole space.
+function drop(kind, name)
+  local found = space(kind, name)
+  found.values, found.scores, found.touched = {}, {}, {}
+  found.front, found.count, found.fetch = nil, nil, nil
+  found.cleared, found.dirty = true, true
+end
+
+-- The names of all spaces of a kind that is listed. Not for decisions.
+function names(kind)
+  if kind == 'line' then return {''} end
+  local listed = call('SMEMBERS', TAG .. ':names/' .. kind)
+  local seen, found = {}, {}
+  for _, name in ipairs(listed) do
+    seen[name] = true
+    local known = spaces[kind] and spaces[kind][name]
+    if not (known and known.cleared and not next(known.touched)) then found[#found + 1] = name end
+  end
+  for name, known in pairs(spaces[kind] or {}) do
+    if not seen[name] and next(known.touched) then found[#found + 1] = name end
+  end
+  table.sort(found)
+  return found
+end
+
+function amend(changes)
+  local head = records.head
+  for field, value in pairs(changes) do head[field] = value end
+end
+
+-- --- writing back ---------------------------------------------------------------------------------------------------
+
+local function send(command, key, arguments)
+  local count = #arguments
+  if count == 0 then return 0 end
+  if count <= 4000 then return call(command, key, unpack(arguments)) end
+  local changed = 0
+  for from = 1, count, 4000 do
+    changed = changed + call(command, key, unpack(arguments, from, min(from + 3999, count)))
+  end
+  return changed
+end
+
+-- `life` is for how many milliseconds a key is kept that nobody touches; nil for ever.
+function Space:write(life)
+  local cleared, numeric, values, scores, packed = self.cleared, self.numeric, self.values, self.scores, self.packed
+  if cleared then call('UNLINK', self.key, self.order) end
+  local set, sets, unset, place, places, unplace = {}, 0, {}, {}, 0, {}
+  for member, how in pairs(self.touched) do
+    local name = numeric and spelt(self, member) or member
+    if how ~= 2 then
+      local value = values[member]
+      if value == GONE then
+        unset[#unset + 1] = name
+      else
+        set[sets + 1], set[sets + 2] = name, packed and packed[member] or pack(value)
+        sets = sets + 2
+      end
+    end
+    if how > 1 then
+      local score = scores[member]
+      if score then
+        place[places + 1], place[places + 2] = score, name
+        places = places + 2
+      else
+        unplace[#unplace + 1] = name
+      end
+    end
+  end
+  if not cleared then
+    send('HDEL', self.key, unset)
+    send('ZREM', self.order, unplace)
+  end
+  -- One that lives as long as the gate is refreshed with it: here only when it is new.
+  local fixed = FIXED[self.kind]
+  local added = send('HSET', self.key, set)
+  if life and sets > 0 and (not fixed or added > 0 and call('HLEN', self.key) == added) then
+    call('PEXPIRE', self.key, life)
+  end
+  added = send('ZADD', self.order, place)
+  if life and places > 0 and (not fixed or added > 0 and call('ZCARD', self.order) == added) then
+    call('PEXPIRE', self.order, life)
+  end
+  if LISTED[self.kind] then
+    local listing = TAG .. ':names/' .. self.kind
+    if self.enlist then
+      call('SADD', listing, self.name)
+      if life then call('PEXPIRE', listing, life) end
+    elseif self.cleared then
+      call('SREM', listing, self.name)
+    end
+  end
+end

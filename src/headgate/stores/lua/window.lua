@@ -1,0 +1,263 @@
+-- The exact sliding window: the port of limits/window.py, where its state and its slots are explained.
+
+function makers.window()
+  local Window = {kind = 'window', leased = false, confirmable = true}
+  local WORTH_CONFIRMING, STEPS_AFTER_LOSS = 0.25, 50
+
+  function Window:made(row)
+    self.per, self.slack = row[9], row[10]
+    self.grid = floor(self.per / 1000)
+    self.span = ceil((self.per + self.slack) / self.grid) * self.grid
+    return self
+  end
+
+  function Window:largest(value)
+    return value
+  end
+
+  -- The moment on the grid at which what was counted at `at` stops counting.
+  function Window:_stops(at, span)
+    return ceil((at + span) / self.grid) * self.grid
+  end
+
+  function Window:earliest(now, member, cost, value, start)
+    local state = states:get(member)
+    if not state then return start <= now and start or self:_stops(start, 0) end
+    if state[1] ~= 'window' then kind_changed(member, state[1], 'window') end
+    local total, first, held, promised = state[2], state[3], state[4], state[6]
+    if total + held + cost <= value and start <= now and not promised then return start end
+    if first <= now then total, promised = self:_prune(now, member) end
+    if promised or start > now then return self:_among(now, member, cost, value - held, start) end
+    total = total + (held + cost - value)
+    if total <= 0 then return start end
+    -- Mostly the first few slots tell; there are about a thousand.
+    local slots, most = self:_slots(member), 16
+    while true do
+      local found, left = slots:scan(nil, most), total
+      slots:prefetch_pairs(found)
+      for _, pair in ipairs(found) do
+        local stops = pair[1]
+        left = left - slots:get(stops)
+        if left <= 0 then return stops > start and stops or start end
+      end
+      if #found < most then break end
+      most = most * 16
+    end
+    -- What called tickets hold has no end of its own: it is taken or given back within a claim.
+    return self:_stops(now, self.span)
+  end
+
+  local function _forget_hint(slots, at)
+    local hint = slots:get('hint')
+    if hint and at < hint[1] then slots:delete('hint') end
+  end
+
+  function Window:charge(now, member, cost, value, at, lease)
+    -- A promise lies on the grid, so that its slot tells when it begins as well as when it stops.
+    local stops = ceil((at + self.span) / self.grid) * self.grid
+    local state = states:get(member)
+    if not state then
+      states:put(member, {'window', cost, stops, 0, stops, at > now, stops, cost}, stops)
+      return cost >= value * WORTH_CONFIRMING
+    end
+    local total = state[2] + cost
+    if stops == state[7] then
+      state[2], state[8] = total, state[8] + cost
+      states:touch(member)
+      return total >= value * WORTH_CONFIRMING
+    end
+    local first, held, until_, promised, current, units = state[3], state[4], state[5], state[6], 0, 0
+    local slots = self:_slots(member)
+    if at > now or promised then
+      promised = true
+      _forget_hint(slots, at)
+    end
+    if stops < until_ then
+      -- Not the newest slot: what is confirmed, or goes before a promise.
+      slots:put(stops, cost + (slots:get(stops) or 0), stops)
+    else
+      current, units = stops, cost
+      until_ = stops
+    end
+    if stops > records.far then records.far = stops end
+    states:set(member, {'window', total, stops < first and stops or first, held, until_, promised, current, units})
+    return total >= value * WORTH_CONFIRMING
+  end
+
+  -- All slots: the open one is put with the others.
+  function Window:_slots(member)
+    local slots = space('windows', member)
+    local state = states:get(member)
+    local current = state[7]
+    if current ~= 0 then
+      slots:put(current, state[8] + (slots:get(current) or 0), current)
+      states:set(member, {'window', state[2], state[3], state[4], state[5], state[6], 0, 0})
+    end
+    return slots
+  end
+
+  local function more()
+    function Window:refund(now, member, cost, value, at, confirmed)
+      local state = states:get(member)
+      if cost < 0 then
+        -- It cost more than was charged: that counts from when it was charged, also beyond the limit.
+        self:charge(now, member, -cost, value, min(at, now), NO_LEASE)
+      elseif state and state[1] == 'window' then
+        local stops = self:_stops(at, self.span)
+        if confirmed ~= 0 then stops = min(stops, self:_stops(confirmed, self.per)) end
+        self:_move(member, cost, stops, nil)
+      end
+    end
+
+    function Window:confirm(now, member, cost, value, at)
+      local state = states:get(member)
+      if not state or at > now then return end
+      local was, stops = self:_stops(at, self.span), self:_stops(now, self.per)
+      if stops < was and state[1] == 'window' then self:_move(member, cost, was, stops) end
+    end
+
+    function Window.until_(member, state)
+      return state[5]
+    end
+
+    -- Units that stop at `was` stop at `to` instead, or are given back.
+    function Window:_move(member, cost, was, to)
+      local slots = self:_slots(member)
+      local units = slots:get(was)
+      if not units then return end -- stopped counting, was reset, or was confirmed before
+      local moved = cost < units and cost or units
+      if moved < units then
+        slots:set(was, units - moved)
+      else
+        slots:delete(was)
+      end
+      local state = states:get(member)
+      local total, first, held, until_, promised = state[2], state[3], state[4], state[5], state[6]
+      if not to then
+        total = total - moved
+      else
+        slots:put(to, moved + (slots:get(to) or 0), to)
+        first = min(first, to)
+      end
+      if promised then slots:delete('hint') end
+      if not slots:first() then total = 0 end -- whatever rounding left
+      states:set(member, {'window', total, first, held, until_, promised, 0, 0})
+    end
+
+    function Window:hold(now, member, cost, lease)
+      local state = states:get(member)
+      if not state then
+        state = {'window', 0, NEVER, 0, now, false, 0, 0}
+        states:put(member, state, now + self.span)
+      end
+      states:set(member, {state[1], state[2], state[3], max(0, state[4] + cost), state[5], state[6], state[7], state[8]})
+    end
+
+    function Window:assume_used(now, member, value, lost)
+      if state_of(self, member) then self:_prune(now, member) end
+      local state = states:get(member)
+      local missing = value - (state and state[2] or 0)
+      if missing > 0 then
+        local part = missing / STEPS_AFTER_LOSS
+        for step = 1, STEPS_AFTER_LOSS do
+          local at = lost + floor(self.span * (step - STEPS_AFTER_LOSS) / STEPS_AFTER_LOSS)
+          if at + self.span > now then self:charge(now, member, part, value, at, NO_LEASE) end
+        end
+      end
+    end
+
+    function Window:describe(now, member, value)
+      local state = state_of(self, member)
+      if not state then return usage_of(self, member, 0, value, 0, 0) end
+      local total = self:_prune(now, member)
+      local free_in = self:earliest(now, member, min(1, value), value, now) - now
+      return usage_of(self, member, max(0, total + state[4]), value, free_in, total > 0 and state[5] - now or 0)
+    end
+
+    -- Slots that have stopped counting go. Returns what still counts, and whether any of it is promised.
+    function Window:_prune(now, member)
+      local slots = self:_slots(member)
+      local state = states:get(member)
+      local total, until_, promised = state[2], state[5], state[6]
+      local first = slots:first()
+      while first and first <= now do
+        total = total - slots:get(first)
+        slots:delete(first)
+        first = slots:first()
+      end
+      if not first then
+        total, promised = 0, false
+        drop('windows', member)
+      elseif promised and until_ - self.span <= now then
+        promised = false
+        slots:delete('hint')
+      end
+      total = max(total, 0)
+      states:set(member, {'window', total, first or NEVER, state[4], until_, promised, 0, 0})
+      return total, promised
+    end
+
+    -- --- promises: slots that begin in the future ----------------------------------------------------------------------
+
+    function Window:_among(now, member, cost, value, start)
+      if cost > value then return NEVER end
+      local slots = self:_slots(member)
+      -- A promise lies on the grid, so that its slot tells exactly when it begins; only the present need not.
+      local at = start <= now and start or self:_stops(start, 0)
+      local hint = slots:get('hint') or {0, NEVER}
+      local hint_at, hint_cost = hint[1], hint[2]
+      if cost >= hint_cost and hint_at > at then at = hint_at end
+      while true do
+        local later = self:_conflict(slots, at, cost, value)
+        if later <= at then break end
+        at = later
+      end
+      if start <= now and cost <= hint_cost then
+        slots.enlist = true
+        slots:set('hint', {at, cost})
+      end
+      return at
+    end
+
+    -- `at` when cost fits there, else a later moment before which it does not.
+    function Window:_conflict(slots, at, cost, value)
+      local span = self.span
+      local ends = self:_stops(at, span)
+      local found, counted = {}, 0
+      local all = slots:scan(at + 1)
+      slots:prefetch_pairs(all)
+      for _, pair in ipairs(all) do
+        local stops = pair[1]
+        if stops < ends + span then
+          local units = slots:get(stops)
+          found[#found + 1] = {stops, units}
+          if stops <= ends then counted = counted + units end
+        end
+      end
+      local excess = counted + cost - value
+      if excess > 0 then
+        for _, pair in ipairs(found) do
+          excess = excess - pair[2]
+          if excess <= 0 then return pair[1] end
+        end
+        return ends
+      end
+      local gone = 1
+      for _, pair in ipairs(found) do
+        local stops = pair[1]
+        if stops > ends then
+          -- The window that ends where this slot begins, at stops - span.
+          while found[gone][1] <= stops - span do
+            counted = counted - found[gone][2]
+            gone = gone + 1
+          end
+          counted = counted + pair[2]
+          if counted + cost > value then return stops - span end
+        end
+      end
+      return at
+    end
+  end
+
+  return Window, more
+end

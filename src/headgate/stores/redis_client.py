@@ -1,0 +1,325 @@
+"""Connections to Redis servers, through redis-py: the one file that imports it.
+
+A `Link` is one connection with one question under way at a time. What can go wrong on it is one of three things: the
+server said no (`Refused`), the connection is gone (`Broken`), or there was no answer in time (`Silent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError
+
+try:
+    # What redis-py does on top of it takes as long as all else that is done for an ask here.
+    from hiredis import pack_command as _pack
+except ImportError:
+    _pack = None  # type: ignore[assignment]
+
+from .. import duration
+from ..errors import InvalidInput
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    #: Host and port; a path and 0 for a socket in the file system.
+    Address = tuple[str, int]
+
+#: Seconds within which an answer must be there, all attempts together. A gate decides within 250 ms what to do without.
+TIMEOUT = 0.2
+
+#: What a URL may say after its question mark.
+_COMMON = ("timeout",)
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "redis": _COMMON,
+    "rediss": (*_COMMON, *_TLS),
+    "redis+cluster": (*_COMMON, "ssl", *_TLS),
+    "unix": (*_COMMON, "db"),
+}
+
+#: How an error of the server begins → what it is about, where the class that redis-py makes of it does not say.
+_PREFIXES = {
+    "LOADING": "loading",
+    "OOM": "oom",
+    "NOAUTH": "auth",
+    "WRONGPASS": "auth",
+    "NOPERM": "permission",
+    "CLUSTERDOWN": "moving",
+    "TRYAGAIN": "moving",
+    "MASTERDOWN": "moving",
+    "BUSY": "busy",
+    "WRONGTYPE": "foreign",
+}
+_NAMES = {
+    "BusyLoadingError": "loading",
+    "OutOfMemoryError": "oom",
+    "AuthenticationError": "auth",
+    "AuthorizationError": "auth",
+    "NoPermissionError": "permission",
+    "ClusterDownError": "moving",
+    "TryAgainError": "moving",
+    "MasterDownError": "moving",
+}
+
+
+class Refused(Exception):
+    """The server answered with an error. `kind` is what it is about, `text` its own words."""
+
+    def __init__(self, kind: str, text: str, address: Address | None = None) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+        #: Where to go instead.
+        self.address = address
+
+
+class Broken(Exception):
+    """The connection is gone. `begun` says whether it had been there."""
+
+    def __init__(self, text: str, begun: bool) -> None:
+        super().__init__(text)
+        self.begun = begun
+
+
+class Silent(Exception):
+    """There was no answer in time."""
+
+
+def _refusal(error: Exception) -> Refused:
+    text = str(error)
+    if isinstance(error, NoScriptError):
+        return Refused("noscript", text)
+    if isinstance(error, MovedError | AskError):
+        kind = "ask" if type(error) is AskError else "moved"
+        return Refused(kind, text, (error.host, error.port))
+    if isinstance(error, ReadOnlyError):
+        return Refused("readonly", text)
+    kind = _NAMES.get(type(error).__name__) or _PREFIXES.get(text.partition(" ")[0], "")
+    if not kind and "non local key" in text:
+        kind = "moving"
+    if not kind and "Function not found" in text:
+        kind = "nofunction"
+    return Refused(kind or "other", text)
+
+
+def slot_of(key: str) -> int:
+    """The slot of a cluster that a key belongs to."""
+    slot: int = key_slot(key.encode())
+    return slot
+
+
+class Link:
+    """One connection, for one thread at a time."""
+
+    __slots__ = ("_connection", "address", "hurried")
+
+    def __init__(self, connection: Any, address: Address, hurried: bool) -> None:
+        self._connection = connection
+        self.address = address
+        #: It was made when there was little time left, and its time-outs are as short: not for anybody else.
+        self.hurried = hurried
+
+    def call(self, *words: Any) -> Any:
+        """The answer to one command."""
+        connection = self._connection
+        try:
+            packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
+            connection.send_packed_command(packed, check_health=False)
+            return connection.read_response()
+        except redis.ResponseError as error:
+            raise _refusal(error) from None
+        except redis.TimeoutError as error:
+            raise Silent(str(error)) from None
+        except (redis.ConnectionError, redis.InvalidResponse, OSError) as error:
+            raise _lost(error) from None
+
+    def send(self, *words: Any) -> None:
+        """A command whose answer is read later."""
+        try:
+            self._connection.send_packed_command(self._connection.pack_command(*words), check_health=False)
+        except redis.TimeoutError as error:
+            raise Silent(str(error)) from None
+        except (redis.ConnectionError, OSError) as error:
+            raise _lost(error) from None
+
+    def read(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            raise _refusal(error) from None
+        except redis.TimeoutError as error:
+            raise Silent(str(error)) from None
+        except (redis.ConnectionError, redis.InvalidResponse, OSError) as error:
+            raise _lost(error) from None
+
+    def heard(self) -> Any:
+        """What comes next without having been asked for; None when nothing does for as long as its time-out is."""
+        try:
+            return self._connection.read_response(disconnect_on_error=False)
+        except redis.TimeoutError:
+            return None
+        except Exception as error:  # also those of a connection that was closed under it
+            raise Broken(str(error), True) from None
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._connection.disconnect()
+
+
+class AsyncLink:
+    """The same for one task at a time. Time-outs are the caller's."""
+
+    __slots__ = ("_connection", "address")
+
+    def __init__(self, connection: Any, address: Address) -> None:
+        self._connection = connection
+        self.address = address
+
+    async def call(self, *words: Any) -> Any:
+        """The answer to one command."""
+        connection = self._connection
+        try:
+            packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
+            await connection.send_packed_command(packed, check_health=False)
+            return await connection.read_response()
+        except redis.ResponseError as error:
+            raise _refusal(error) from None
+        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError) as error:
+            raise _lost(error) from None
+
+    async def close(self) -> None:
+        with suppress(Exception):
+            await self._connection.disconnect(nowait=True)
+
+
+def _lost(error: Exception) -> Broken | Refused:
+    """What an error that redis-py takes for one of the connection really is."""
+    refusal = _refusal(error)
+    return Broken(str(error), True) if refusal.kind == "other" else refusal
+
+
+class Endpoint:
+    """Where a store's servers are and how they are spoken to, by its URL."""
+
+    def __init__(self, url: str) -> None:
+        from urllib.parse import parse_qsl, unquote, urlsplit
+
+        scheme, _, _ = url.partition("://")
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 6379
+        except ValueError as error:
+            raise InvalidInput(f"{_shown(url)!r} is no URL of a Redis server: {error}") from None
+        self.shown = _shown(url)
+        self.cluster = scheme == "redis+cluster"
+        self.timeout = TIMEOUT
+        options: dict[str, Any] = {"protocol": 2}
+        if parts.username:
+            options["username"] = unquote(parts.username)
+        if parts.password:
+            options["password"] = unquote(parts.password)
+        if scheme == "unix":
+            if not parts.path or parts.netloc.rpartition("@")[2]:
+                raise InvalidInput(f"{self.shown!r} names no socket; write unix:///run/redis/redis.sock")
+            self.start: Address = (unquote(parts.path), 0)
+        else:
+            if not parts.hostname:
+                raise InvalidInput(f"{self.shown!r} names no host; write {scheme}://localhost:6379")
+            self.start = (unquote(parts.hostname), port)
+            options["db"] = self._database(parts.path.strip("/"))
+        self._kind = {"rediss": "tls", "unix": "unix"}.get(scheme, "plain")
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name not in PARAMETERS[scheme]:
+                known = ", ".join(PARAMETERS[scheme])
+                raise InvalidInput(f"{self.shown!r}: {name} is not known; {scheme}:// takes {known}")
+            self._option(options, name, value)
+        self._options = options
+
+    def _database(self, path: str) -> int:
+        if not path:
+            return 0
+        if self.cluster:
+            raise InvalidInput(f"{self.shown!r}: a cluster has no databases; leave out /{path}")
+        if not path.isdecimal():
+            raise InvalidInput(f"{self.shown!r}: a database is a number, as in redis://localhost:6379/0, not {path!r}")
+        return int(path)
+
+    def _option(self, options: dict[str, Any], name: str, value: str) -> None:
+        if name == "timeout":
+            self.timeout = duration.parse(value, what=f"{self.shown}: timeout") / 1_000_000
+        elif name in ("ssl", "ssl_check_hostname"):
+            if value not in ("true", "false"):
+                raise InvalidInput(f"{self.shown!r}: {name} is true or false, not {value!r}")
+            if name == "ssl":
+                self._kind = "tls" if value == "true" else "plain"
+            else:
+                options[name] = value == "true"
+        elif name == "db":
+            options[name] = self._database(value)
+        elif name == "ssl_cert_reqs" and value not in ("none", "optional", "required"):
+            raise InvalidInput(f"{self.shown!r}: ssl_cert_reqs is none, optional or required, not {value!r}")
+        else:
+            options[name] = value
+
+    def _arguments(self, address: Address) -> dict[str, Any]:
+        if self._kind == "unix":
+            return {**self._options, "path": address[0]}
+        return {**self._options, "host": address[0], "port": address[1]}
+
+    def connect(self, address: Address, seconds: float) -> Link:
+        """A connection to one server, ready to be asked. The name of a host is looked up for as long as that takes."""
+        kinds = {"plain": redis.Connection, "tls": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
+        seconds = max(0.001, seconds)
+        connection = kinds[self._kind](
+            **self._arguments(address), socket_timeout=seconds, socket_connect_timeout=seconds
+        )
+        try:
+            connection.connect()
+        except BaseException as error:
+            connection.disconnect()
+            raise _not_connected(error) from None
+        return Link(connection, address, hurried=seconds < 0.9 * self.timeout)
+
+    async def connect_async(self, address: Address) -> AsyncLink:
+        """The same on an event loop, for as long as its caller waits."""
+        asyncs = redis.asyncio
+        kinds: dict[str, Any] = {
+            "plain": asyncs.Connection,
+            "tls": asyncs.SSLConnection,
+            "unix": asyncs.UnixDomainSocketConnection,
+        }
+        connection = kinds[self._kind](
+            **self._arguments(address), socket_timeout=None, socket_connect_timeout=2 * self.timeout
+        )
+        try:
+            await connection.connect()
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise _not_connected(error) from None
+        return AsyncLink(connection, address)
+
+
+def _not_connected(error: BaseException) -> BaseException:
+    if isinstance(error, redis.TimeoutError):
+        return Silent(str(error))
+    if isinstance(error, redis.RedisError):
+        refusal = _refusal(error)
+        return Broken(str(error), False) if refusal.kind == "other" else refusal
+    return Broken(str(error), False) if isinstance(error, OSError) else error
+
+
+def _shown(url: str) -> str:
+    """A URL for people to read: without its password."""
+    head, separator, rest = url.partition("://")
+    who, at, where = rest.rpartition("@")
+    if not at:
+        return url
+    return f"{head}{separator}{who.partition(':')[0]}{':***' if ':' in who else ''}@{where}"

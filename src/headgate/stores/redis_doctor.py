@@ -1,0 +1,104 @@
+"""What `headgate doctor` wants to know about a Redis server."""
+
+from __future__ import annotations
+
+from .redis_client import Broken, Refused, Silent
+from .redis_script import channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    #: ok, note or wrong; what was found; what would mend it, or nothing.
+    Finding = tuple[str, str, str]
+
+#: The first version whose scripts can do what ours does.
+OLDEST = (6, 2)
+
+
+def examine(ask: Callable[..., Any], where: str, cluster: bool) -> Iterator[Finding]:
+    """Findings about one server; `ask` sends it a command."""
+    try:
+        info = _facts(ask("INFO"))
+    except Refused as refused:
+        yield ("note", f"{where} does not tell about itself: {refused.text}", "allow INFO to its user")
+        info = {}
+    except (Broken, Silent) as error:
+        yield ("wrong", f"{where} cannot be reached: {error}", "")
+        return
+    if info:
+        yield from _version(info, where)
+        yield from _memory(info, where)
+        yield from _persistence(info, where)
+        yield from _role(info, where, cluster)
+    yield from _time(ask, where)
+    yield from _channels(ask, where)
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.decode(errors="replace").splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in lines}
+
+
+def _version(info: dict[str, str], where: str) -> Iterator[Finding]:
+    name, version = ("Valkey", info["valkey_version"]) if "valkey_version" in info else ("Redis", "")
+    version = version or info.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST:
+        yield ("wrong", f"{where} is {name} {version}, which is too old", "6.2 or newer is needed")
+    else:
+        yield ("ok", f"{where} is {name} {version}", "")
+
+
+def _memory(info: dict[str, str], where: str) -> Iterator[Finding]:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory", "0") != "0" and policy != "noeviction":
+        yield (
+            "wrong",
+            f"{where} forgets keys when its memory is full ({policy}), and limits with them",
+            "maxmemory-policy noeviction, or a server of its own",
+        )
+
+
+def _persistence(info: dict[str, str], where: str) -> Iterator[Finding]:
+    if info.get("aof_enabled") == "0":
+        yield (
+            "note",
+            f"{where} writes no log: what counts is lost when it restarts, and rates come back slowly then",
+            "appendonly yes keeps it, up to the last second",
+        )
+
+
+def _role(info: dict[str, str], where: str, cluster: bool) -> Iterator[Finding]:
+    if info.get("role") == "slave":
+        yield ("wrong", f"{where} is a replica", "the URL should lead to the master")
+    if info.get("cluster_enabled") == "1" and not cluster:
+        yield ("wrong", f"{where} belongs to a cluster", "begin the URL with redis+cluster://")
+
+
+def _time(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
+    try:
+        ask("EVAL", "return redis.call('TIME')", 0)
+    except Refused as refused:
+        yield (
+            "note",
+            f"{where} does not let scripts ask for TIME ({refused.text}): decisions go by the clocks of the callers, set "
+            f"by the server's, and never backwards",
+            "allow TIME to its user",
+        )
+    except (Broken, Silent):
+        pass
+
+
+def _channels(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
+    try:
+        ask("EVAL", f"return redis.call('PUBLISH', '{channel('doctor')}', '')", 0)
+    except Refused as refused:
+        yield (
+            "wrong",
+            f"{where} does not let its user publish ({refused.text}): waiters learn of their turn by heartbeats alone",
+            "ACL SETUSER … &hg:wake:*",
+        )
+    except (Broken, Silent):
+        pass

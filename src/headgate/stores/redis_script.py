@@ -1,0 +1,75 @@
+"""The script that decides on a Redis server: the files of `lua/`, one after the other."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha1
+from pathlib import Path
+
+#: In this order: each uses what stands in those before it.
+FILES = (
+    "names",
+    "records",
+    "limits",
+    "bucket",
+    "window",
+    "quota",
+    "concurrency",
+    "plan",
+    "line",
+    "commands",
+    "changes",
+    "main",
+)
+
+#: Those that stand in the main chunk itself; the others are each the body of a function: `names.lua` says why.
+PLAIN = ("names", "line", "changes", "main")
+
+
+@cache
+def _body() -> str:
+    folder = Path(__file__).parent / "lua"
+    parts = []
+    for name in FILES:
+        part = (folder / f"{name}.lua").read_text(encoding="utf-8")
+        parts.append(part if name in PLAIN else f"do local function {name}_file()\n{part}\nend {name}_file() end\n")
+    return "\n".join(parts)
+
+
+@cache
+def text() -> str:
+    """What `SCRIPT LOAD` is given: for every server there is."""
+    return _body() + "\nreturn main(KEYS, ARGV)\n"
+
+
+@cache
+def digest() -> str:
+    """What `EVALSHA` is given."""
+    return sha1(text().encode()).hexdigest()
+
+
+@cache
+def function() -> str:
+    """What `FCALL` is given; each version of the script has a name of its own, so that several can be in use."""
+    return f"headgate_{digest()[:12]}"
+
+
+@cache
+def library() -> str:
+    """What `FUNCTION LOAD` is given, on servers that know it (Redis 7, Valkey): the same, made ready once."""
+    # While it is loaded a library has nothing of the language but `redis`: it is made at its first call.
+    return (
+        f"#!lua name={function()}\nlocal main\nlocal function make()\n{_body()}\nreturn main\nend\n"
+        f"redis.register_function('{function()}', function(keys, args)\n"
+        f"  main = main or make()\n  return main(keys, args)\nend)\n"
+    )
+
+
+def tag(gate: str) -> str:
+    """What every key of a gate begins with. In a cluster they are all in one slot."""
+    return f"hg:{{{gate}}}"
+
+
+def channel(session: str) -> str:
+    """Where the script publishes whom to wake in a process; `redis_wire.wakes` reads it."""
+    return f"hg:wake:{session}"

@@ -1,0 +1,166 @@
+"""How a waiter learns that its ticket was called: the script publishes to its process, which subscribes once for all.
+
+One connection and one daemon thread per process, started by the first waiter. After a drop it subscribes again and has
+every waiter look once: what was said meanwhile was said to nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from time import monotonic
+
+from ..model import Wake
+from .base import Listeners
+from .redis_client import Broken, Refused, Silent
+from .redis_script import channel
+from .redis_wire import wakes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .base import Listener
+    from .redis_client import Address, Endpoint, Link
+
+#: Seconds without anybody waiting after which the thread ends and the connection is closed.
+IDLE = 30.0
+
+#: A connection that says nothing for so long is asked whether it lives.
+QUIET = 5.0
+
+#: Seconds between attempts to subscribe again: the first and the longest.
+RETRY, RETRY_MOST = 0.05, 1.0
+
+#: Wakes for tickets that nobody listens for yet, as many as are remembered: the reply that makes one wait is on its way.
+EARLY = 4096
+
+
+class EarlyListeners(Listeners):
+    """Listeners that may come after what they listen for."""
+
+    __slots__ = ("_early",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: dict[str, int | None] = {}
+
+    def add(self, ticket: str, listener: Listener) -> None:
+        super().add(ticket, listener)
+        if self._early and ticket in self._early:
+            listener(self._early.pop(ticket))
+
+    def tell(self, wake: Wake) -> bool:
+        if super().tell(wake):
+            return True
+        early = self._early
+        early[wake.ticket] = wake.delay
+        if wake.ticket in self._by_ticket:  # it came at this very moment
+            early.pop(wake.ticket, None)
+            return super().tell(wake)
+        while len(early) > EARLY:
+            with suppress(StopIteration, KeyError, RuntimeError):
+                del early[next(iter(early))]
+        return False
+
+    def look_again(self) -> None:
+        for listener in list(self._by_ticket.values()):
+            listener(0)
+
+    def clear(self) -> None:
+        super().clear()
+        self._early.clear()
+
+
+class Subscriber:
+    """Hears what is published to this process."""
+
+    def __init__(self, endpoint: Endpoint, session: str, where: Callable[[], list[Address]]) -> None:
+        self._endpoint = endpoint
+        self._session = session
+        #: Any server of a cluster will do: messages get everywhere.
+        self._where = where
+        self.listeners = EarlyListeners()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._link: Link | None = None
+        self._ending = threading.Event()
+        self._tried = threading.Event()
+
+    def attend(self, seconds: float) -> None:
+        """Have the thread there, and wait for so long that its first attempt is over."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    ending = self._ending = threading.Event()
+                    self._tried = threading.Event()
+                    self._thread = threading.Thread(
+                        target=self._run, args=(ending,), name="headgate-redis-wake", daemon=True
+                    )
+                    self._thread.start()
+        if seconds and not self._tried.is_set():
+            self._tried.wait(seconds)
+
+    def _run(self, ending: threading.Event) -> None:
+        pause = RETRY
+        while not ending.is_set():
+            for address in self._where():
+                try:
+                    self._hear(address, ending)
+                    return
+                except (Refused, Broken, Silent) as error:
+                    self._tried.set()
+                    if isinstance(error, Broken) and error.begun:
+                        pause = RETRY
+                        break
+            ending.wait(pause)
+            pause = min(2 * pause, RETRY_MOST)
+
+    def _hear(self, address: Address, ending: threading.Event) -> None:
+        """Subscribe and pass on what comes, until there is nobody to pass it on to."""
+        link = self._endpoint.connect(address, QUIET / 5)
+        try:
+            self._link = link
+            link.call("SUBSCRIBE", channel(self._session))
+            self._tried.set()
+            self.listeners.look_again()
+            busy_at = heard_at = monotonic()
+            asked = False
+            while not ending.is_set():
+                if (message := link.heard()) is not None:
+                    heard_at, asked = monotonic(), False
+                    if message[0] == b"message":
+                        for ticket, delay in wakes(message[2]):
+                            self.listeners.tell(Wake(self._session, ticket, delay))
+                    continue
+                now = monotonic()
+                if len(self.listeners):
+                    busy_at = now
+                elif now - busy_at > IDLE and self._retire(ending):
+                    return
+                if now - heard_at > 2 * QUIET:
+                    raise Broken("nothing was heard of it for long", True)
+                if now - heard_at > QUIET and not asked:
+                    asked = True
+                    link.send("PING")
+        finally:
+            self._link = None
+            link.close()
+
+    def _retire(self, ending: threading.Event) -> bool:
+        with self._lock:
+            if len(self.listeners):
+                return False
+            ending.set()
+            self._thread = None
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._ending.set()
+            thread, self._thread = self._thread, None
+        link = self._link
+        if link is not None:
+            link.close()  # which ends the wait of the thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)

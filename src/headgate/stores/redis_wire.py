@@ -1,0 +1,365 @@
+"""Commands as arguments of the script, and its answers as replies. `lua/main.lua` is the other end.
+
+Everything that many commands of a batch have in common is sent once: a policy, compiled to the rows of its limits; and the
+*head* of a command, which is all of it but an ask's id, holder and key, or an end's id, moment and key. Structures are
+MessagePack, which Lua on a Redis server reads without loss; None is false there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
+from ..errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
+from ..limits import Bucket, Concurrency, Quota, Window
+from ..limits.quota import PERIODS
+from ..model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from .redis_pack import CHUNK, inside, offsets, pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, NamedTuple
+
+    from ..commands import Command
+    from ..limits import Limit
+    from ..plan import Policy
+
+    class Decoded(NamedTuple):
+        """What a call answered: the gate's number and time, whether it noticed lost state, and the replies in order."""
+
+        seq: int
+        now: int
+        lost: bool
+        replies: list[Any]
+else:
+    from collections import namedtuple
+
+    Decoded = namedtuple("Decoded", "seq now lost replies")
+
+#: The format of what is stored, and of the arguments.
+FORMAT = 1
+
+#: For how long an idle gate is kept: this, and twice the longest of what its limits remember.
+IDLE = 7 * 86_400 * SECOND
+
+_KEPT = 1024
+
+
+class NeedCalendar(HeadgateError):
+    """The script needs the offsets of a zone that it was never told. Nothing was decided: encode again with `calendars`."""
+
+    def __init__(self, zone: str, chunk: int) -> None:
+        super().__init__(f"the script needs the offsets of {zone} from {chunk * CHUNK} s on")
+        self.zone = zone
+        self.chunk = chunk
+        #: What `encode` is given to send it.
+        self.calendars = ((zone, chunk),)
+
+
+# --- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def _numbers(limit: Limit) -> tuple[tuple[Any, ...], int]:
+    """What a kind has besides its value, in the order in which `lua/*.lua` read it; and for how long it remembers."""
+    if isinstance(limit, Window):
+        return (limit.per, limit.slack), limit.per + limit.slack
+    if isinstance(limit, Bucket):
+        return (limit.per, limit.burst, limit.slack), int(limit.per * max(1.0, limit.burst / limit.limit)) + limit.slack
+    if isinstance(limit, Quota):
+        return (limit.per, limit.zone, limit.slack), PERIODS[limit.per] + limit.slack
+    assert isinstance(limit, Concurrency)
+    return (limit.lease, limit.adaptive.spec() if limit.adaptive else None), max(limit.lease, 86_400 * SECOND)
+
+
+@lru_cache(_KEPT)
+def compiled(policy: Policy) -> bytes:
+    """A policy as rows: kind, member, by, unit, value, base, share, class, numbers; a class passes those up to its own."""
+    rows, longest = [], 0
+    for limit, member, value, base, share, rank in policy._templates[-1]:
+        numbers, remembers = _numbers(limit)
+        rows.append((limit.kind, member, limit.by, limit.unit, value, base, share, rank, *numbers))
+        longest = max(longest, remembers)
+    life = min(2 * longest + IDLE, 2**50)
+    names = list(policy.priorities)
+    return pack((policy.name, policy.waiting, policy.patience, policy.claim, policy.keys, names, life, rows))
+
+
+@lru_cache(_KEPT)
+def _ref(ref: Any) -> bytes:
+    """A ref as it is stored and compared: a string of MessagePack inside MessagePack."""
+    return inside(pack(ref))
+
+
+@lru_cache(_KEPT)
+def _model(ref: Any) -> bytes:
+    """What a ref begins with, up to its key."""
+    return inside(b"".join(map(pack, ref)))
+
+
+@lru_cache(_KEPT)
+def _ask_head(
+    ref: Any, keyed: bool, lease: int, plain: bool, waits: bool, remembered: bool, latest: int, session: str
+) -> bytes:
+    return pack(("a", _model(ref), keyed, lease, plain, waits, remembered, latest, session))
+
+
+@lru_cache(_KEPT)
+def _end_head(
+    ref: Any,
+    keyed: bool,
+    outcome: str | None,
+    remembered: bool,
+    retry_after: int,
+    actual: Any,
+    confirmed: int,
+    worth: bool,
+) -> bytes:
+    return pack(("e", _model(ref), keyed, outcome, remembered, retry_after, actual, confirmed, worth))
+
+
+def _key(key: Mapping[str, str]) -> bytes:
+    """What a ref ends with: pairs of name and value."""
+    if len(key) == 1:
+        for by, value in key.items():
+            raw = value.encode()
+            if len(raw) < 32:
+                return _by(by) + _SHORT[len(raw)] + raw
+    return pack(tuple(key.items()))
+
+
+@lru_cache(_KEPT)
+def _by(by: str) -> bytes:
+    return b"\x91\x92" + pack(by)
+
+
+#: The heads of short strings.
+_SHORT = [bytes((0xA0 | size,)) for size in range(32)]
+
+
+def _actual(actual: Any) -> Any:
+    return None if actual is None else tuple(actual.items())
+
+
+def _release(command: Release) -> Any:
+    actual = _actual(command.actual)
+    return ("r", command.policy.fingerprint, command.id, command.outcome, command.retry_after, actual), (
+        command.policy,
+    )
+
+
+def _cancel(command: Cancel) -> Any:
+    return ("c", command.policy.fingerprint, command.id), (command.policy,)
+
+
+def _extend(command: Extend) -> Any:
+    return ("l", command.policy.fingerprint, command.id, command.length), (command.policy,)
+
+
+def _renew(command: Renew) -> Any:
+    leases = [(_ref(plan.ref), *rest) for plan, *rest in command.leases]
+    policies = {plan.policy for plan, *_ in command.leases}
+    return ("n", command.session, leases, command.tickets), policies
+
+
+def _peek(command: Peek) -> Any:
+    policy, plan = command.policy, command.plan
+    asked = None if plan is None else _ref(plan.ref)
+    everything = None
+    if plan is None:
+        lowest = list(policy.priorities)[-1] if policy.priorities else None
+        plain = dict.fromkeys(policy.keys, "-")
+        everything = _ref(policy.plan(dict.fromkeys(policy.units, 1.0), plain or None, lowest).ref)
+    policies = (policy,) if plan is None else (policy, plan.policy)
+    return ("p", policy.fingerprint, asked, command.leases, everything, command.waiters), policies
+
+
+def _configure(command: Configure) -> Any:
+    return ("o", command.member, command.value), ()
+
+
+def _pause(command: Pause) -> Any:
+    return ("u", command.length, command.reason), ()
+
+
+def _reset(command: Reset) -> Any:
+    return ("x", command.limit), ()
+
+
+#: The commands that are sent whole: their head, and the policies that it names.
+_WHOLE: dict[type[Command], Callable[[Any], tuple[tuple[Any, ...], Iterable[Policy]]]] = {
+    Release: _release,
+    Cancel: _cancel,
+    Renew: _renew,
+    Extend: _extend,
+    Peek: _peek,
+    Configure: _configure,
+    Pause: _pause,
+    Reset: _reset,
+}
+
+
+def encode(
+    gate: str, commands: Sequence[Command], *, seen: int = 0, now: int = 0, calendars: Iterable[tuple[str, int]] = ()
+) -> list[Any]:
+    """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s."""
+    heads: dict[bytes, int] = {}
+    policies: dict[str, Policy] = {}
+    body: list[Any] = []
+    last: Policy | None = None
+    for command in commands:
+        if isinstance(command, Admit):
+            plan = command.plan
+            key = plan.key
+            head = _ask_head(
+                plan.model.ref, bool(key), command.lease, command.plain, command.waits, command.remembered,
+                command.latest, command.session,
+            )  # fmt: skip
+            holder = command.holder
+            body += (
+                heads.get(head) or heads.setdefault(head, len(heads) + 1),
+                command.id,
+                "" if holder is None else f"={holder}",
+            )
+        elif isinstance(command, Settle):
+            plan = command.plan
+            key = plan.key
+            head = _end_head(
+                plan.model.ref, bool(key), command.outcome, command.remembered, command.retry_after,
+                _actual(command.actual), command.confirmed, command.worth,
+            )  # fmt: skip
+            body += (heads.get(head) or heads.setdefault(head, len(heads) + 1), command.id, command.at)
+        else:
+            parts, named = _WHOLE[type(command)](command)
+            head = pack(parts)
+            body.append(heads.setdefault(head, len(heads) + 1))
+            for policy in named:
+                policies[policy.fingerprint] = policy
+            continue
+        if key:
+            body.append(_key(key))
+        if plan.policy is not last:
+            last = plan.policy
+            policies[last.fingerprint] = last
+    zones = [part for zone, chunk in calendars for part in (f"{zone} {chunk}", offsets(zone, chunk))]
+    sent: list[Any] = [FORMAT, seen, now, len(policies)]
+    for fingerprint, policy in policies.items():
+        sent += (fingerprint, compiled(policy))
+    sent.append(len(zones) // 2)
+    sent += zones
+    sent.append(len(heads))
+    sent += heads
+    sent += body
+    return sent
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+_ENDED = tuple(Ended(bool(bits & 1), bool(bits & 2)) for bits in range(4))
+
+
+def decode(commands: Sequence[Command], raw: Any) -> Decoded:
+    """Replies of the types that `Command.apply` returns; an error takes the place of a reply. Raises NeedCalendar."""
+    seq = raw[0]
+    if seq.__class__ is not int:
+        code = _text(seq)
+        if code == "N":
+            raise NeedCalendar(_text(raw[1]), raw[2])
+        raise StoreFormatError(
+            f"the server holds gates of format {_text(raw[1])}, and this version of Headgate knows {FORMAT}; "
+            f"upgrade the older of the two, or use another database of the server"
+        )
+    replies: list[Any] = []
+    for index, reply in enumerate(raw[3]):
+        if reply.__class__ is int:
+            replies.append(_ENDED[reply])
+        elif reply[0].__class__ is int:
+            replies.append((reply[0], reply[1], reply[2], reply[3] == 1))
+        else:
+            replies.append(_READERS[_text(reply[0])](commands[index], reply))
+    return Decoded(seq, raw[1], raw[2] == 1, replies)
+
+
+def wakes(payload: Any) -> list[tuple[str, int | None]]:
+    """What was published to a process: tickets, and after how many microseconds to look again (None: it was called)."""
+    from json import loads
+
+    return [(ticket, None if delay is None else int(delay)) for ticket, delay in loads(payload)]
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if raw.__class__ is bytes else raw
+
+
+def _name(raw: Any) -> str | None:
+    return None if raw is None else _text(raw)
+
+
+def _float(raw: Any) -> float | None:
+    return None if raw is None else float(raw)
+
+
+def _wait(command: Any, raw: Any) -> Wait:
+    return Wait(int(raw[1]), _name(raw[2]), raw[3], raw[4], raw[5], _text(raw[6]))
+
+
+def _refusal(command: Any, raw: Any) -> Refusal:
+    return Refusal(_name(raw[1]), _text(raw[2]), int(raw[3]), raw[4])
+
+
+def _goes_on(command: Any, raw: Any) -> Ended:
+    return Ended(raw[1] == 1, at=raw[2])
+
+
+def _error(command: Any, raw: Any) -> HeadgateError:
+    if _text(raw[1]) == "KindChanged":
+        return KindChanged(gate=command.gate, limit=_text(raw[2]), was=_text(raw[3]), now=_text(raw[4]))
+    return IdConflict(
+        f"gate {command.gate!r}: the id {command.id!r} stands for another ask; use a new id for each ask, "
+        f"and the same id only to repeat one"
+    )
+
+
+def _pulse(command: Any, raw: Any) -> Pulse:
+    _, now, flat, called, unknown, timer, timer_at, sessions = raw
+    expires = {_text(id): until for id, until in zip(flat[::2], flat[1::2], strict=True)}
+    gone = tuple(id for id, until in expires.items() if not until)
+    names = tuple(map(_text, called)), tuple(map(_text, unknown))
+    return Pulse(now, expires, gone, *names, _text(timer), timer_at, sessions)
+
+
+def _usage(raw: Any) -> LimitUsage:
+    name, kind, unit = map(_text, raw[:3])
+    used, limit, available, utilisation, next_free = map(float, raw[4:9])
+    if kind == "concurrency":
+        used = int(used)
+    return LimitUsage(
+        name, kind, unit, _name(raw[3]), used, limit, available, utilisation, next_free, _float(raw[9]), _float(raw[10])
+    )
+
+
+def _snapshot(command: Any, raw: Any) -> Snapshot:
+    _, now, seq, paused, reason, waiting, limits, leases, overrides, decision, waiters = raw
+    rows = []
+    for id, holder, key, at, expires, rank in leases:
+        rows.append((_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, at, expires, rank))
+    rows.sort(key=lambda row: (row[3], row[0]))
+    line = []
+    for id, holder, key, since, rank in waiters:
+        line.append((_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, since, rank))
+    values = tuple(Override(_text(limit), _name(key), float(value)) for limit, key, value in overrides)
+    return Snapshot(
+        now, seq, paused, _text(reason), waiting, tuple(map(_usage, limits)), tuple(rows), values,
+        None if decision is None else _READERS[_text(decision[0])](command, decision), tuple(line),
+    )  # fmt: skip
+
+
+#: By the letter that a reply begins with, where it is no grant and no plain end.
+_READERS: dict[str, Callable[[Any, Any], Any]] = {
+    "W": _wait,
+    "R": _refusal,
+    "D": _goes_on,
+    "E": _error,
+    "P": _pulse,
+    "S": _snapshot,
+}
