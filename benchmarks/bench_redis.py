@@ -40,6 +40,7 @@ def run(quick: bool) -> list[Table]:
             one_caller(server, quick),
             event_loop(server, quick),
             threads(server, quick),
+            processor_time(server, quick),
             prices(server, quick),
             latencies(server, quick),
             handovers(server, quick),
@@ -195,43 +196,52 @@ def looped(runner: asyncio.Runner, operation: Callable[[], Awaitable[object]]) -
     return lambda operations: runner.run(together(operations))
 
 
+def bare_loop(server: Server, runner: asyncio.Runner) -> Callable[[], AbstractContextManager[Run]]:
+    async def load(client: redis.asyncio.Redis) -> str:
+        return str(await client.script_load("return 1"))
+
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        client = redis.asyncio.Redis(port=server.port)
+        script = runner.run(load(client))
+        yield looped(runner, lambda: client.evalsha(script, 1, "key", "argument"))
+        runner.run(client.aclose())
+
+    return prepare
+
+
+def store_loop(
+    server: Server, runner: asyncio.Runner, limits: Sequence[Limit]
+) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        with opened(server) as store:
+            plan = Policy("bench", limits).plan()
+            yield looped(runner, lambda: store.aexecute([stand(store, plan)]))
+
+    return prepare
+
+
+def gate_loop(
+    server: Server, runner: asyncio.Runner, limits: Sequence[Limit]
+) -> Callable[[], AbstractContextManager[Run]]:
+    @contextmanager
+    def prepare() -> Iterator[Run]:
+        with opened(server) as store:
+            gate = AsyncGate("bench", limits, store=store)
+            yield looped(runner, lambda: gate.acquire(renew=False))
+
+    return prepare
+
+
 def event_loop(server: Server, quick: bool) -> Table:
     with asyncio.Runner() as runner:
-
-        @contextmanager
-        def bare_loop() -> Iterator[Run]:
-            client = redis.asyncio.Redis(port=server.port)
-            script = runner.run(load(client))
-            yield looped(runner, lambda: client.evalsha(script, 1, "key", "argument"))
-            runner.run(client.aclose())
-
-        async def load(client: redis.asyncio.Redis) -> str:
-            return str(await client.script_load("return 1"))
-
-        def store_loop(limits: Sequence[Limit]) -> Callable[[], AbstractContextManager[Run]]:
-            @contextmanager
-            def prepare() -> Iterator[Run]:
-                with opened(server) as store:
-                    plan = Policy("bench", limits).plan()
-                    yield looped(runner, lambda: store.aexecute([stand(store, plan)]))
-
-            return prepare
-
-        def gate_loop(limits: Sequence[Limit]) -> Callable[[], AbstractContextManager[Run]]:
-            @contextmanager
-            def prepare() -> Iterator[Run]:
-                with opened(server) as store:
-                    gate = AsyncGate("bench", limits, store=store)
-                    yield looped(runner, lambda: gate.acquire(renew=False))
-
-            return prepare
-
         samples = measure(
             [
-                Contender(BARE, bare_loop),
-                Contender("one bucket, by the store", store_loop(bucket())),
-                Contender("one bucket, by a gate", gate_loop(bucket())),
-                Contender("window + concurrency, by a gate", gate_loop(two_limits())),
+                Contender(BARE, bare_loop(server, runner)),
+                Contender("one bucket, by the store", store_loop(server, runner, bucket())),
+                Contender("one bucket, by a gate", gate_loop(server, runner, bucket())),
+                Contender("window + concurrency, by a gate", gate_loop(server, runner, two_limits())),
             ],
             operations=CALLERS * (40 if quick else 100),
             rounds=7 if quick else 31,
@@ -242,26 +252,27 @@ def event_loop(server: Server, quick: bool) -> Table:
     )
 
 
+def spread_out(prepare: Callable[[], AbstractContextManager[Run]]) -> Callable[[], AbstractContextManager[Run]]:
+    """The same operation in many threads at once."""
+
+    @contextmanager
+    def prepared() -> Iterator[Run]:
+        with prepare() as one:
+
+            def run(operations: int) -> None:
+                share = max(1, operations // THREADS)
+                started = [threading.Thread(target=one, args=(share,)) for _ in range(THREADS)]
+                for thread in started:
+                    thread.start()
+                for thread in started:
+                    thread.join()
+
+            yield run
+
+    return prepared
+
+
 def threads(server: Server, quick: bool) -> Table:
-    def spread_out(prepare: Callable[[], AbstractContextManager[Run]]) -> Callable[[], AbstractContextManager[Run]]:
-        """The same operation in many threads at once."""
-
-        @contextmanager
-        def prepared() -> Iterator[Run]:
-            with prepare() as one:
-
-                def run(operations: int) -> None:
-                    share = max(1, operations // THREADS)
-                    started = [threading.Thread(target=one, args=(share,)) for _ in range(THREADS)]
-                    for thread in started:
-                        thread.start()
-                    for thread in started:
-                        thread.join()
-
-                yield run
-
-        return prepared
-
     samples = measure(
         [
             Contender(BARE, spread_out(bare(server))),
@@ -274,6 +285,44 @@ def threads(server: Server, quick: bool) -> Table:
     )
     bounds = {"one bucket, by the store": 1 / 3}
     return timing_table(f"Redis, {THREADS} threads", samples, BARE, bounds, "3 times is a ratio of 0.33.")
+
+
+def server_cpu(server: Server) -> float:
+    """Seconds of processor time that the server has used."""
+    lines = (line.partition(":") for line in server.command("INFO", "cpu").decode().splitlines())
+    return sum(float(value) for name, _, value in lines if name in ("used_cpu_user", "used_cpu_sys"))
+
+
+def processor_time(server: Server, quick: bool) -> Table:
+    """What an ask costs in both processes: unlike the time that it takes, that does not depend on who else is running."""
+    rows = []
+    rounds = 5 if quick else 15
+    with asyncio.Runner() as runner:
+        crowds: dict[str, tuple[int, dict[str, Callable[[], AbstractContextManager[Run]]]]] = {
+            "one caller": (600, {BARE: bare(server), "one bucket": on_store(server, bucket())}),
+            f"{CALLERS} callers on one event loop": (
+                100 * CALLERS,
+                {BARE: bare_loop(server, runner), "one bucket": store_loop(server, runner, bucket())},
+            ),
+            f"{THREADS} threads": (
+                100 * THREADS,
+                {BARE: spread_out(bare(server)), "one bucket": spread_out(on_store(server, bucket()))},
+            ),
+        }
+        for crowd, (operations, contenders) in crowds.items():
+            spent: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+            for _ in range(rounds):
+                for name, prepare in contenders.items():
+                    with prepare() as run:
+                        run(operations // 10)
+                        here, there = time.process_time(), server_cpu(server)
+                        run(operations)
+                        here, there = time.process_time() - here, server_cpu(server) - there
+                        spent[name].append((1e6 * here / operations, 1e6 * there / operations))
+            for name, both in spent.items():
+                ours, theirs = (Spread.of([pair[side] for pair in both]).median for side in (0, 1))
+                rows.append([f"{crowd}, {name}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours + theirs:.1f}"])
+    return Table("Redis, processor time per ask in µs", ["", "client", "server", "both"], rows)
 
 
 def prices(server: Server, quick: bool) -> Table:
@@ -403,7 +452,7 @@ def server_time(server: Server, operation: Callable[[], object], times: int) -> 
         operation()
     spent = 0
     for line in server.command("INFO", "commandstats").decode().splitlines():
-        if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:")):
+        if line.startswith(("cmdstat_fcall:", "cmdstat_evalsha:", "cmdstat_eval:")):
             spent += int(line.partition("usec=")[2].partition(",")[0])
     return spent / times
 

@@ -88,6 +88,7 @@ def test_every_command_says_what_it_does_and_every_option_what_it_means() -> Non
 
 def test_every_reading_command_takes_json() -> None:
     readers = {"status", "explain", "limits list", "limits get", "leases list", "simulate", "plan", "doctor", "demo"}
+    readers |= {"token list"}
     having = {
         " ".join(path[1:])
         for path, command in reference.commands()

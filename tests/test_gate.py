@@ -1079,3 +1079,11 @@ def test_a_duration_that_makes_no_sense_is_refused(per: Any) -> None:
 def test_a_gate_that_makes_no_sense_is_refused_and_says_what_would_be_right(make: Any, more: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         make(**{"name": "g", "limits": [slots(10)], "store": MemoryStore(), **more})
+
+
+def test_a_store_shown_to_people_keeps_its_password() -> None:
+    from headgate.stores.base import shown
+
+    assert shown("redis://user:secret@host:6379/0") == "redis://user:***@host:6379/0"
+    assert shown("https://token@guard.example") == "https://***@guard.example"
+    assert shown("sqlite:///a@b.db") == "sqlite:///a@b.db"

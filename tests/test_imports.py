@@ -22,7 +22,7 @@ LAYERS = (
     ("plan",),
     ("line", "commands"),
     ("sinks",),
-    ("flows", "policy", "tables", "sources", "events", "report", "planning"),
+    ("flows", "policy", "tables", "sources", "events", "report", "planning", "settings"),
     ("gate",),
     ("clients", "batch", "stages", "service", "contrib", "dropin", "simulate"),
     ("pdf",),

@@ -41,7 +41,7 @@ def commands(server: Server) -> dict[str, int]:
     for line in server.command("INFO", "commandstats").decode().splitlines():
         name, found, rest = line.partition(":calls=")
         name = name.removeprefix("cmdstat_")
-        if found and name in ("eval", "evalsha", "ping", "subscribe", "script|load"):
+        if found and name in ("eval", "evalsha", "fcall", "function|load", "ping", "subscribe", "script|load"):
             counts[name] = int(rest.partition(",")[0])
     return counts
 
@@ -68,12 +68,12 @@ def test_an_acquire_that_can_go_is_one_round_trip_and_so_is_a_release(
     gate.acquire(key=key).release()
     reset(server)
     permits = [gate.acquire(key=key) for _ in range(50)]
-    assert commands(server) == {"evalsha": 50}
+    assert commands(server) == {"fcall": 50}
     reset(server)
     for permit in permits:
         permit.release()
     # Without a lease, and where no confirmation is worth it, there is nobody to tell.
-    assert commands(server) == ({"evalsha": 50} if len(limits) > 1 else {})
+    assert commands(server) == ({"fcall": 50} if len(limits) > 1 else {})
 
 
 def test_an_acquire_on_an_event_loop_is_one_round_trip_too(server: Server, store: RedisStore) -> None:
@@ -85,7 +85,7 @@ def test_an_acquire_on_an_event_loop_is_one_round_trip_too(server: Server, store
         for _ in range(50):
             async with gate.acquire(key={"org": "acme"}):
                 pass
-        assert commands(server) == {"evalsha": 100}
+        assert commands(server) == {"fcall": 100}
 
     asyncio.run(main())
 
@@ -95,7 +95,7 @@ def test_a_try_that_is_refused_is_one_round_trip(server: Server, store: RedisSto
     gate.acquire()
     reset(server)
     assert [gate.try_acquire() for _ in range(20)] == [None] * 20
-    assert commands(server) == {"evalsha": 20}
+    assert commands(server) == {"fcall": 20}
 
 
 def test_asks_of_one_moment_go_out_together_on_an_event_loop(server: Server, store: RedisStore) -> None:
@@ -105,10 +105,10 @@ def test_asks_of_one_moment_go_out_together_on_an_event_loop(server: Server, sto
         reset(server)
         permits = await asyncio.gather(*(gate.acquire(key={"org": "acme"}) for _ in range(200)))
         assert len({permit.fence for permit in permits}) == 200
-        assert commands(server)["evalsha"] <= 4
+        assert commands(server)["fcall"] <= 4
         reset(server)
         await asyncio.gather(*(permit.release() for permit in permits))
-        assert commands(server)["evalsha"] <= 4
+        assert commands(server)["fcall"] <= 4
 
     asyncio.run(main())
 
@@ -128,7 +128,7 @@ def test_asks_of_threads_that_wait_for_a_call_go_out_together(server: Server, st
     for thread in threads:
         thread.join(50)
     assert gate.usage(key={"org": "acme"})["all"].used == 800
-    assert commands(server)["evalsha"] <= 400, "800 asks"
+    assert commands(server)["fcall"] <= 400, "800 asks"
 
 
 def test_a_lone_ask_waits_for_nobody(server: Server, store: RedisStore) -> None:
@@ -236,7 +236,7 @@ def test_from_a_release_to_the_next_waiters_grant_it_is_two_commands_and_a_messa
             held.release()
             waiter.join(20)
             assert time.monotonic() - begun < 0.5, "by the message, and not by the next heartbeat"
-            assert commands(server)["evalsha"] <= 3, "one more when a heartbeat falls into it"
+            assert commands(server)["fcall"] <= 3, "one more when a heartbeat falls into it"
             granted[0].release()
     finally:
         one.close()

@@ -517,12 +517,21 @@ def test_a_server_that_still_reads_its_data_is_waited_for_but_not_longer(stores:
         assert all(took < DECIDED for took, _ in seen)
 
 
-def test_a_script_that_was_flushed_is_sent_again(server: Server, stores: Any) -> None:
-    gate = gate_of(stores(server.url))
+APP = ("--user", "app", "on", ">secret", "~*", "&*", "+@all")
+
+#: Servers that know no functions, or not for this user; what the URL needs then.
+WITHOUT_FUNCTIONS = {
+    "unknown": (("--rename-command", "FCALL", ""), ""),
+    "forbidden": ((*APP, "-fcall"), "app:secret@"),
+    "not to be loaded": ((*APP, "-function"), "app:secret@"),
+}
+
+
+def _ask_after_each(flush: tuple[str, str], server: Server, gate: Gate) -> None:
     gate.acquire()
-    server.command("SCRIPT", "FLUSH")
+    server.command(*flush)
     assert gate.try_acquire() is not None
-    server.command("SCRIPT", "FLUSH")
+    server.command(*flush)
 
     async def main() -> None:
         looped = AsyncGate("g", gate._policy.limits, store=gate._store)
@@ -530,6 +539,42 @@ def test_a_script_that_was_flushed_is_sent_again(server: Server, stores: Any) ->
 
     asyncio.run(main())
     assert gate.usage()["w"].used == 22
+
+
+def test_a_library_that_was_flushed_is_loaded_again(server: Server, stores: Any) -> None:
+    _ask_after_each(("FUNCTION", "FLUSH"), server, gate_of(stores(server.url)))
+    assert server.calls("function|load") >= 3
+    assert server.calls("evalsha") == 0
+
+
+@pytest.mark.parametrize("why", WITHOUT_FUNCTIONS)
+def test_a_server_without_functions_is_asked_by_a_script_and_a_flushed_one_is_sent_again(stores: Any, why: str) -> None:
+    options, who = WITHOUT_FUNCTIONS[why]
+    with new(*options) as server:
+        gate = gate_of(stores(server.url.replace("://", f"://{who}")))
+        _ask_after_each(("SCRIPT", "FLUSH"), server, gate)
+        assert server.calls("eval") >= 3
+        server.command("CONFIG", "RESETSTAT")
+        assert gate.usage()["w"].used == 22
+        assert server.calls("evalsha") == 1, "it is not asked for functions again"
+
+
+def test_a_library_that_another_process_has_loaded_meanwhile_is_used(server: Server, stores: Any) -> None:
+    gates = [gate_of(stores(server.url)) for _ in range(8)]
+    server.command("FUNCTION", "FLUSH")
+    threads = [threading.Thread(target=gate.acquire) for gate in gates]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert gates[0].usage()["w"].used == 8
+
+
+def test_the_library_of_another_version_stays_beside_ours(server: Server, stores: Any) -> None:
+    other = "#!lua name=headgate_0\nredis.register_function('headgate_0', function() return 'other' end)"
+    server.command("FUNCTION", "LOAD", other)
+    gate_of(stores(server.url)).acquire()
+    assert server.command("FCALL", "headgate_0", 0) == b"other"
 
 
 # --- a server that refuses --------------------------------------------------------------------------------------------

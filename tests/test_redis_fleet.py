@@ -1,15 +1,18 @@
 """Many processes on one gate in Redis, on one server and on a cluster: killed and stopped. An upstream keeps its own books.
 
-How utilisation is measured: somebody always waits (200 workers for a few slots), so all that can be lost is capacity that is
-free meanwhile. A process of its own looks at the gate some fifty times a second; what it finds free is the share of the
-scarcer limit that nobody has, and utilisation is 1 less the mean of that. A unit that a killed worker has taken with it is not
-free: a call that it did not take is held for one `claim`, what it did not confirm counts for `per + slack`, its slots for one
-lease, as designed. How much that was is told beside it: what arrived at the upstream, of all that the limit allows in that time.
-Without kills that second figure has to be 98 % as well.
+How utilisation is measured: 200 workers want more than the limit, so what is lost is what is free. An observer looks at the
+gate some forty times a second, from when it was first full; what is free is the share of the scarcer limit that nobody has,
+whether somebody waits for it or not, and utilisation is 1 less the mean of that.
+
+What a killed worker has taken with it is not free: a call that it did not take is held for one `claim` (1 s), what it did
+not confirm counts for `per + slack`, its slots for one lease. That is the price of not knowing that it is dead, and with
+five processes of 25 workers killed in every second it is high. It is told beside the utilisation: what arrived at the
+upstream, of all that the limit allows. Where nobody is killed, what arrives has to be 98 % as well.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -27,16 +30,16 @@ from headgate.stores.redis import RedisStore
 
 PROCESSES, WORKERS = 8, 25
 
-#: 40 calls a second, and many more workers than slots.
-LIMIT, PER, SLACK, SLOTS = 160, 4.0, 1.0, 24
+#: 100 calls a second; 200 workers that pause for 1.2 s after a call want half as much again.
+LIMIT, PER, SLACK, SLOTS, PAUSE = 100, 1.0, 1.0, 64, 1.2
 
+# Workers are stopped for up to 300 ms, between a grant and its call as well, and all share the cores of one machine.
 LIMITS: dict[str, Any] = {
-    # Workers are stopped for up to 300 ms, between a grant and its call as well, and all share the cores of one machine.
     "window": {"limit": LIMIT, "per": PER, "slack": SLACK},
     "slots": {"limit": SLOTS, "lease": "3s"},
 }
 
-#: Of what could be used while somebody waited.
+#: Utilisation, at least.
 WANTED = 0.98
 
 
@@ -68,7 +71,6 @@ class Observer:
         )
         self.free: list[float] = []
         self.fullest: dict[str, float] = {"window": 0, "slots": 0}
-        self.idlers = 0
         self.failure: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -79,10 +81,9 @@ class Observer:
                 usage = self.gate.usage()
                 for name in self.fullest:
                     self.fullest[name] = max(self.fullest[name], usage[name].used)
-                if usage.waiting:
-                    self.free.append(min(1 - usage["window"].used / LIMIT, 1 - usage["slots"].used / SLOTS))
-                else:
-                    self.idlers += 1
+                free = min(1 - usage["window"].used / LIMIT, 1 - usage["slots"].used / SLOTS)
+                if self.free or free == 0:  # from when it was first full
+                    self.free.append(free)
         except BaseException as error:
             self.failure = error
 
@@ -97,84 +98,98 @@ class Observer:
 
     @property
     def utilisation(self) -> float:
-        assert len(self.free) > 10 * self.idlers, "somebody waits nearly all of the time"
+        assert len(self.free) > 100, "it was never full"
         return 1 - sum(self.free) / len(self.free)
 
 
-def harass(start: Callable[..., Child], workers: list[Child], options: Any, seconds: float) -> tuple[int, int]:
+class Fleet:
+    """Processes of workers, each of which can be killed, stopped and replaced at once."""
+
+    def __init__(self, start: Callable[..., Child], **options: Any) -> None:
+        self.nursery = start("nursery", **options)
+        self.nursery.read()
+        self.living: list[int] = []
+        for _ in range(PROCESSES):
+            self.add()
+
+    def add(self) -> None:
+        told = self.nursery.order("{}")
+        while "pid" not in told:  # one of them tells that it is ready
+            told = self.nursery.read()
+        self.living.append(told["pid"])
+
+    def replace(self, victim: int) -> None:
+        os.kill(victim, signal.SIGKILL)
+        self.living.remove(victim)
+        self.add()
+
+    def finish(self) -> list[Any]:
+        """Have each finish what it is at; what they tell."""
+        told = [self.nursery.order("end")]
+        while sum("served" in one for one in told) < PROCESSES:
+            told.append(self.nursery.read())
+        return [one for one in told if "served" in one]
+
+
+def harass(fleet: Fleet, seconds: float) -> tuple[int, int]:
     """Kill one at random every 200 ms and start another for it; meanwhile stop others for up to 300 ms."""
     chance = random.Random(7)
-    stopped: list[tuple[float, Child]] = []
+    stopped: list[tuple[float, int]] = []
     kills = stops = 0
     end = time.monotonic() + seconds
     kill_at = time.monotonic()
     while (now := time.monotonic()) < end:
         for due, worker in [pair for pair in stopped if pair[0] <= now]:
             stopped.remove((due, worker))
-            worker.signal(signal.SIGCONT)
-        standing = [worker for worker in workers if worker not in [sleeper for _, sleeper in stopped]]
+            os.kill(worker, signal.SIGCONT)
+        standing = [worker for worker in fleet.living if worker not in [sleeper for _, sleeper in stopped]]
         if now >= kill_at:
             kill_at += 0.2
-            victim = chance.choice(standing)
-            victim.kill()
-            workers[workers.index(victim)] = start("worker", **options)
+            fleet.replace(chance.choice(standing))
             kills += 1
-        elif len(stopped) < 2 and chance.random() < 0.3:
+        elif len(stopped) < 2 and chance.random() < 0.15:
             sleeper = chance.choice(standing)
-            sleeper.signal(signal.SIGSTOP)
+            os.kill(sleeper, signal.SIGSTOP)
             stopped.append((now + chance.uniform(0.05, 0.3), sleeper))
             stops += 1
-        time.sleep(0.03)
+        time.sleep(0.02)
     for _, worker in stopped:
-        worker.signal(signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
     return kills, stops
 
 
-def judge(books: Any) -> None:
-    """By the upstream's own clock and count: no window too full, no slot taken twice."""
-    arrivals = books["arrivals"]
+def judge(arrivals: list[float], limit: int, per: float) -> None:
+    """By the upstream's own clock and count: no window too full."""
     assert arrivals == sorted(arrivals)
-    for first, after in zip(arrivals, arrivals[LIMIT:], strict=False):
-        assert after - first >= PER, f"{LIMIT + 1} calls within {after - first:.3f} s"
-    assert books["most"] <= SLOTS
+    for first, after in zip(arrivals, arrivals[limit:], strict=False):
+        assert after - first >= per, f"{limit + 1} calls within {after - first:.3f} s"
 
 
-def run(start: Callable[..., Child], url: str, seconds: float, harassed: bool = True) -> tuple[float, float]:
-    """One run; the share of the capacity that was in use, and the share of it that arrived at the upstream."""
+def harassed_run(start: Callable[..., Child], url: str, seconds: float) -> None:
     upstream = start("upstream")
-    options = {"store": url, "limits": LIMITS, "port": upstream.read()["port"], "threads": WORKERS}
-    workers = [start("worker", **options) for _ in range(PROCESSES)]
-    for worker in workers:
-        worker.read()
+    fleet = Fleet(start, store=url, limits=LIMITS, port=upstream.read()["port"], threads=WORKERS, pause=PAUSE)
     with Observer(url) as observer:
         begun = time.monotonic()
-        kills = stops = 0
-        if harassed:
-            kills, stops = harass(start, workers, options, seconds)
-        else:
-            time.sleep(seconds)
-        ended = time.monotonic()
-    for worker in workers:
-        worker.end_orders()
-    told = [worker.finish(60) for worker in workers]
-    assert len(told) == PROCESSES, "every surviving ask was served"
+        kills, stops = harass(fleet, seconds)
+        took = time.monotonic() - begun
+    assert len(fleet.finish()) == PROCESSES, "every surviving ask was served"
     books = upstream.finish()
-    judge(books)
+    arrivals = books["arrivals"]
+    judge(arrivals, LIMIT, PER)
+    assert max(books["most"], observer.fullest["slots"]) <= SLOTS
     assert observer.fullest["window"] <= LIMIT
-    assert observer.fullest["slots"] <= SLOTS
-    arrived = sum(begun <= at < ended for at in books["arrivals"])
-    share = arrived / (LIMIT / PER * (ended - begun))
+    arrived = sum(begun <= at < begun + took for at in arrivals)
     sys.stdout.write(
-        f"\n{kills} killed, {stops} stopped, {arrived} calls in {ended - begun:.1f} s, {share:.1%} of what the limit allows; "
-        f"in use while somebody waited: {observer.utilisation:.2%} ({len(observer.free)} looks); "
-        f"most at once {books['most']} of {SLOTS}\n"
+        f"\n{kills} killed, {stops} stopped in {took:.1f} s; utilisation {observer.utilisation:.2%} ({len(observer.free)} "
+        f"looks); {arrived} calls arrived, {arrived / (LIMIT / PER * took):.1%} of what the limit allows, the rest went "
+        f"with the dead; most slots {observer.fullest['slots']:g} of {SLOTS}\n"
     )
+    assert observer.utilisation >= WANTED
     end = time.monotonic() + 15
     while observer.gate.holders():
         assert time.monotonic() < end, "the slots of the dead are back after one lease"
         time.sleep(0.05)
     observer.store.close()
-    return observer.utilisation, share
 
 
 @pytest.mark.slow
@@ -182,8 +197,7 @@ def run(start: Callable[..., Child], url: str, seconds: float, harassed: bool = 
 def test_200_workers_that_are_killed_and_stopped_at_random_stay_within_their_limits_and_use_them(
     start: Callable[..., Child], url: str
 ) -> None:
-    used, _ = run(start, url, 10)
-    assert used >= WANTED
+    harassed_run(start, url, 10)
 
 
 @pytest.mark.soak
@@ -191,8 +205,7 @@ def test_200_workers_that_are_killed_and_stopped_at_random_stay_within_their_lim
 def test_200_workers_that_are_killed_and_stopped_for_long_stay_within_their_limits_and_use_them(
     start: Callable[..., Child], url: str
 ) -> None:
-    used, _ = run(start, url, 30)
-    assert used >= WANTED
+    harassed_run(start, url, 30)
 
 
 @pytest.mark.slow
@@ -200,6 +213,21 @@ def test_200_workers_that_are_killed_and_stopped_for_long_stay_within_their_limi
 def test_200_workers_that_nobody_kills_bring_what_the_limit_allows_to_the_upstream(
     start: Callable[..., Child], url: str
 ) -> None:
-    used, arrived = run(start, url, 2 * PER, harassed=False)
-    assert used >= WANTED
-    assert arrived >= WANTED
+    """Measured by the upstream alone: how long after a call the one that could follow it in the next window came.
+
+    Answers take 5 to 50 ms, and a call counts for `per` from its answer on. The first window is not counted: while less
+    than a quarter of a limit is in use, answers are not told to the store, and those calls count for `per + slack`.
+    """
+    limit, per = 300, 3.0
+    upstream = start("upstream")
+    limits = {"window": {"limit": limit, "per": per, "slack": SLACK}, "slots": {"limit": SLOTS, "lease": "3s"}}
+    fleet = Fleet(start, store=url, limits=limits, port=upstream.read()["port"], threads=WORKERS, pause=PAUSE)
+    time.sleep(3.6 * per)
+    assert len(fleet.finish()) == PROCESSES
+    arrivals = upstream.finish()["arrivals"]
+    judge(arrivals, limit, per)
+    waits = [after - first for first, after in zip(arrivals[limit:], arrivals[2 * limit :], strict=False)]
+    assert len(waits) >= limit // 2
+    utilisation = per / (sum(waits) / len(waits))
+    sys.stdout.write(f"\nutilisation at the upstream {utilisation:.2%} ({len(arrivals)} calls)\n")
+    assert utilisation >= WANTED

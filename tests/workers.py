@@ -190,15 +190,39 @@ def make_gate(options: dict[str, Any]) -> Any:
 
 
 def worker(options: dict[str, Any]) -> None:
-    """Calls the upstream again and again from several threads, each call under a permit, until its orders end."""
+    """Calls the upstream again and again from several threads, each call under a permit, until its orders end.
+
+    Where it is told that it will be `cut_off` from its store, it asks again when that is away, and counts what it was told.
+    """
     gate = make_gate(options)
     stopping = threading.Event()
-    served, lost = [0], [0]
+    served, lost, refused = [0], [0], [0]
+    events: dict[str, int] = {}
+    if options.get("cut_off"):
+        from headgate.events import subscribe
+
+        subscribe(lambda event: events.update({event.kind: events.get(event.kind, 0) + 1}))
+
+    def ask() -> Any:
+        from headgate import Denied, StoreUnavailable
+
+        while True:
+            try:
+                return gate.acquire()
+            except (StoreUnavailable, Denied):  # denied by its local share
+                if not options.get("cut_off"):
+                    raise
+                refused[0] += 1
+                if stopping.wait(0.02):
+                    return None
 
     def work() -> None:
+        pause = options.get("pause", 0.0)
         with socket.create_connection(("127.0.0.1", options["port"])) as line:
-            while not stopping.is_set():
-                with gate.acquire() as permit:
+            while not stopping.wait(random.uniform(0, 2 * pause)):
+                if (permit := ask()) is None:
+                    return
+                with permit:
                     line.send(b"a")
                     line.recv(1)
                     time.sleep(random.uniform(0.005, 0.05))
@@ -215,7 +239,33 @@ def worker(options: dict[str, Any]) -> None:
     stopping.set()
     for thread in threads:
         thread.join()
-    tell(served=served[0], lost=lost[0])
+    tell(served=served[0], lost=lost[0], refused=refused[0], events=events)
+
+
+def nursery(options: dict[str, Any]) -> None:
+    """Starts workers by forking, so that a new one is there at once: an order has the options of one, `end` ends all."""
+    if options["store"].startswith("redis"):
+        import headgate.stores.redis  # noqa: F401  # what takes long is done once
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    ends: list[int] = []
+    tell(ready=True)
+    for order in orders():
+        if order == "end":
+            break
+        theirs, ours = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for end in (*ends, ours):
+                os.close(end)
+            sys.stdin = open(theirs)  # noqa: SIM115
+            random.seed()
+            worker({**options, **json.loads(order)})
+            os._exit(0)
+        os.close(theirs)
+        ends.append(ours)
+        tell(pid=pid)
+    for end in ends:
+        os.close(end)
 
 
 def holder(options: dict[str, Any]) -> None:
@@ -303,7 +353,7 @@ def locker(options: dict[str, Any]) -> None:
     connection.close()
 
 
-ROLES = {role.__name__: role for role in (upstream, worker, holder, waiter, turns, spender, locker)}
+ROLES = {role.__name__: role for role in (upstream, worker, nursery, holder, waiter, turns, spender, locker)}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](json.loads(sys.argv[2]))

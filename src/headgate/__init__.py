@@ -18,7 +18,7 @@ from .errors import (
 )
 from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
 from .limits import Aimd, Bucket, Concurrency, Quota, Window
-from .model import Explanation, Holder, LimitUsage, Override, Usage
+from .model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ __all__ = [
     "StoreFormatError",
     "StoreUnavailable",
     "Usage",
+    "Waiter",
     "Window",
     "__version__",
     "load",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from . import duration
 from .errors import ConfigError, InvalidInput, UnknownGate
+from .settings import Serve, read_serve
 from .tables import Table, did_you_mean, listed, type_of
 
 TYPE_CHECKING = False  # mypy takes this name for typing's, so `typing` stays unimported
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 ENVIRONMENT: dict[str, str] = {
     "HEADGATE_CONFIG": "The configuration file. Default: `headgate.toml` in the working directory.",
     "HEADGATE_STORE": "The store's URL; replaces the top-level `store` of the configuration file, not that of a gate.",
+    "HEADGATE_TOKEN": "The token for a guard, where a store's `http://` URL has none.",
 }
 """Every environment variable that Headgate reads. `docs/reference/environment.md` repeats it; a test compares them."""
 
 TOP_KEYS: dict[str, str] = {
     "store": "the URL of the store of every gate that names none itself",
     "gates": "one table per gate",
+    "serve": "how a guard serves them: `headgate serve`",
 }
 
 GATE_KEYS: dict[str, str] = {
@@ -88,12 +91,20 @@ class GateSpec:
 
 
 class Config(Mapping[str, GateSpec]):
-    """Gate definitions by name, with the `path` they were read from and the default `store`."""
+    """Gate definitions by name, with the `path` they were read from, the default `store`, and how a guard serves."""
 
-    def __init__(self, gates: Mapping[str, GateSpec], *, store: str = DEFAULT_STORE, path: str | None = None) -> None:
+    def __init__(
+        self,
+        gates: Mapping[str, GateSpec],
+        *,
+        store: str = DEFAULT_STORE,
+        path: str | None = None,
+        serve: Serve | None = None,
+    ) -> None:
         self._gates = dict(gates)
         self.store = store
         self.path = path
+        self.serve = Serve() if serve is None else serve
 
     def __getitem__(self, name: str) -> GateSpec:
         try:
@@ -137,7 +148,8 @@ def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> C
     gates = top.table("gates")
     if not gates.values:
         raise top.refuse("there are no gates", f"add one: [gates.adobe] with limits = [{_LIMIT_EXAMPLE}]", key="gates")
-    return Config({name: read_gate(gates.table(name), name, store) for name in gates.values}, store=store, path=file)
+    made = {name: read_gate(gates.table(name), name, store) for name in gates.values}
+    return Config(made, store=store, path=file, serve=read_serve(top.table("serve")))
 
 
 def _read(file: str, looked: str) -> str:

@@ -45,6 +45,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "bench"),
     "doctor": ("doctor", "doctor"),
     "demo": ("demo", "demo"),
+    "serve": ("serve", "serve"),
+    "token": ("token", "token"),
 }
 
 OK, FAILED, USAGE, UNAVAILABLE, DENIED, CONFIG = 0, 1, 2, 69, 75, 78

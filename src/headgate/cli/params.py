@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from headgate import Gate
+    from headgate import AsyncGate, Gate
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
     Type = click.ParamType[Any]
@@ -130,6 +130,14 @@ class FileGates(Gates):
     def __getitem__(self, name: str) -> Gate:
         try:
             return super().__getitem__(name)
+        except headgate.ConfigError:
+            raise
+        except headgate.InvalidInput as error:
+            raise headgate.ConfigError(str(error), file=self.config.path, path=f"gates.{name}") from error
+
+    def async_gate(self, name: str) -> AsyncGate:
+        try:
+            return super().async_gate(name)
         except headgate.ConfigError:
             raise
         except headgate.InvalidInput as error:

@@ -216,7 +216,7 @@ class Admit(Command):
 class Stand(Admit):
     """Ask for a permit in all generality: stand in line for it, go by an id that is remembered, take a promise."""
 
-    __slots__ = ("latest", "remembered", "session", "waits")
+    __slots__ = ("fresh", "latest", "remembered", "session", "waits")
     plain = False
 
     def __init__(
@@ -236,18 +236,20 @@ class Stand(Admit):
         self.session = session
         self.remembered = remembered
         self.latest = latest
+        #: The id was made for this very command, so nobody can have asked under it: whoever made it may say so.
+        self.fresh = False
 
     def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
         return self._at_once(now, records) or self._apply(begin(now, records), records)
 
     def _at_once(self, now: int, records: Records) -> Granted | None:
         """The grant where nothing but the limits matters, and all of them say now: the same records, sooner."""
-        seq, last, rest = records.head
+        seq, _, rest = records.head
         plan, id = self.plan, self.id
         if rest is not None or not seq & REAP_MASK or not plan.plain or seq < records.seen or not self.remembered:
             return None
         permits = records.space("permits")
-        if permits.get(id) is not None:
+        if not self.fresh and permits.get(id) is not None:
             return None
         for member, free in plan.slots:  # as in `admit`, which would refuse there in its own way
             state = records.states.get(member)

@@ -32,7 +32,9 @@ class Peek(Command):
     __slots__ = ("leases", "plan", "policy", "waiters")
     writes = False
 
-    def __init__(self, policy: Policy, *, plan: Plan | None = None, leases: bool = False, waiters: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, *, plan: Plan | None = None, leases: bool = False, waiters: bool = False
+    ) -> None:
         self.gate = policy.name
         self.policy = policy
         self.plan = plan

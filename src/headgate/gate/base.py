@@ -12,6 +12,7 @@ from ..limits import Concurrency, positive
 from ..model import SECOND, Ended, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from ..plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
+from ..stores.base import shown
 from .keeper import keeper_of
 from .outage import Outage
 from .permit import NOT_LEASED, UNTRACKED, checked_actual, hand_out
@@ -268,7 +269,7 @@ class BaseGate:
             permit = self._made(plan, (0, 0, 0, False), id, told, renew=False)
             permit._state = UNTRACKED
             return permit
-        store, policy = self._outage.local(self._policy)
+        store, policy = self._outage.local(self._policy, self._keeper.shares)
         mine = policy.plan_of(plan.ref)
         reply = store.decide(Admit(mine, id, told[2], told[1]))
         if isinstance(reply, tuple):
@@ -410,7 +411,7 @@ class BaseGate:
         return plan, self._new_id(plan) if id is None else check_key("id", id)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={self._store.url!r})"
+        return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={shown(self._store.url)!r})"
 
 
 def checked_lease(gate: str, lease: Duration) -> int:

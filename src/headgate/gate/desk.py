@@ -66,6 +66,7 @@ class Desk:
             checked_holder(holder)
         length = plan.lease if lease is None else gate._lease_for(plan, lease)
         stand = Stand(plan, self._called(id), holder, length, session=gate._store.session, remembered=True)
+        stand.fresh = id is None and not gate._store.remote
         if plan.policy.waiting == "promise":
             stand.latest = min(round(wait * SECOND), NEVER if gate._max_delay is None else gate._max_delay)
         else:
@@ -134,9 +135,9 @@ class Desk:
             return self._without_store(stand, error)
         return grant
 
-    def refusal(self, stand: Stand, reply: Wait) -> Denied:
-        """What is raised for one who cannot go now and does not wait."""
-        return denied(stand.plan, reply)
+    def refusal(self, stand: Stand, reply: Wait, waited: float | None = None) -> Denied:
+        """What is raised for one who cannot go now; `waited` is the seconds since the reply of one who stood in line."""
+        return denied(stand.plan, reply, None if waited is None else round(waited * SECOND))
 
     def _without_store(self, stand: Stand, error: StoreUnavailable) -> Granted:
         """What the gate was told to do while its store is away; a fence of 0 says that nothing is on record."""

@@ -34,6 +34,9 @@ class Gates(Mapping[str, Gate]):
             gate = self._async_gates[name] = AsyncGate(**self.config[name].arguments())
         return gate
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.config  # without making it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.config)
 

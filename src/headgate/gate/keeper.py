@@ -76,6 +76,8 @@ class Keeper:
         self._later: list[tuple[float, Command]] = []
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
+        #: What gates use of their limits while the store is away, where they were told to (`Outage.local`).
+        self.shares: dict[str, Store] = {}
         self.shortest = LONGEST
         self._beat = BEAT_LEAST
         self._next_beat = 0.0
@@ -173,6 +175,7 @@ class Keeper:
                 self._failures = min(self._failures + 1, 4)
                 # The store is away; leases are renewed when it is back, if that is in time.
                 self._next_beat = now + BEAT_LEAST
+                self._alarm()
             except Exception:
                 # A bug, in a source or in ours. It must not cost this process all of its leases and places: tell, go on.
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
@@ -196,6 +199,12 @@ class Keeper:
                 self._awake_at = now + pause
                 self._bell.wait(pause)
             self._bell.clear()
+
+    def _alarm(self) -> None:
+        """Nobody can call those who wait now: each asks the store itself once, and then does as its gate was told."""
+        for mine in list(self._tickets.values()):
+            for listener in list(mine.values()):
+                listener(None)
 
     def _leave(self) -> bool:
         """Nobody has come for long: the thread ends, and the next who comes starts another."""

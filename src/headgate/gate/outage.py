@@ -47,7 +47,7 @@ class StillAway(StoreUnavailable):
 class Outage:
     """Whether the store is away, for one gate in one process."""
 
-    __slots__ = ("_error", "_gate", "_local", "_retry_at", "_since", "away", "mode", "share")
+    __slots__ = ("_error", "_gate", "_local", "_retry_at", "_shares", "_since", "away", "mode", "share")
 
     def __init__(self, gate: str, on_store_error: object) -> None:
         self._gate = gate
@@ -56,6 +56,7 @@ class Outage:
         self._since = self._retry_at = 0.0
         self._error: StoreUnavailable | None = None
         self._local: tuple[Store, Policy] | None = None
+        self._shares: dict[str, Store] = {}
 
     def began(self, error: StoreUnavailable) -> str:
         """The store did not answer. Returns what the gate does now."""
@@ -71,6 +72,7 @@ class Outage:
         if self.away:
             self.away = False
             self._local = None
+            self._shares.pop(self._gate, None)
             emit("store_up", self._gate, seconds=monotonic() - self._since)
 
     def check(self) -> None:
@@ -107,10 +109,14 @@ class Outage:
         if not getattr(error, "unknown", False):  # one answer was lost; the store is there
             self.began(error)
 
-    def local(self, policy: Policy) -> tuple[Store, Policy]:
-        """A share of every limit in this process, starting as if it had just been used up."""
+    def local(self, policy: Policy, shares: dict[str, Store]) -> tuple[Store, Policy]:
+        """A share of every limit in this process, starting as if it had just been used up.
+
+        `shares` has those of all gates here on one store: however often a gate is made, the process has one share of it.
+        """
         if self._local is None or self._local[1].name != policy.name:
             from ..stores.memory import MemoryStore
 
-            self._local = (MemoryStore(used_up=True), policy.scaled(self.share))
+            self._shares = shares
+            self._local = (shares.setdefault(policy.name, MemoryStore(used_up=True)), policy.scaled(self.share))
         return self._local

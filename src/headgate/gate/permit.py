@@ -6,6 +6,7 @@ from ..commands import Pause, Renew, Settle, end
 from ..errors import InvalidInput, LeaseLost
 from ..events import emit
 from ..model import OUTCOMES, SECOND, Ended
+from .keeper import keeper_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class BasePermit:
         self._state = ENDED
         plan = self._plan
         if plan.lease:
-            self._gate._keeper.unwatch(self.id)
+            keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):
             return None
         at, _, _, worth = self._grant
@@ -190,7 +191,7 @@ class BasePermit:
     def _renewed(self, pulse: Any) -> float:
         expires = pulse.expires[self.id]
         if not expires:
-            self._gate._keeper.unwatch(self.id)
+            keeper_of(self._store).unwatch(self.id)
             self.lease_lost_at_end()
             raise LeaseLost(f"gate {self.gate_name!r}: the lease of permit {self.id!r} had already ended")
         self.lease_moved(expires)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..errors import HeadgateError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,6 +152,17 @@ class AtFork:
 at_fork = AtFork()
 
 
+def shown(url: str) -> str:
+    """A store's URL for people to read: without its password or token."""
+    head, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    who, at, where = authority.rpartition("@")
+    if not at:
+        return url
+    user, colon, _ = who.partition(":")
+    return f"{head}{separator}{f'{user}:***' if colon else '***'}@{where}{slash}{path}"
+
+
 def new_session() -> str:
     """A short name for this process that no other will have."""
     import os
@@ -159,8 +172,6 @@ def new_session() -> str:
 
 def run(command: Command, now: int, records: Any) -> Any:
     """Apply one command of a batch; an error becomes its reply, so that the others stand."""
-    from ..errors import HeadgateError
-
     try:
         return command.apply(now, records)
     except HeadgateError as error:

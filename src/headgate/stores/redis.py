@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..commands import Command
+    from ..model import Wake
     from .base import Listener
 
 #: What was inherited by a fork is the parent's: it is neither used nor closed, so it is kept from being tidied away.
@@ -73,14 +74,10 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
-        job = Job((command,))
         lane = self._lanes.get(command.gate)
         if lane is None:
             lane = self._lanes[command.gate] = self._threads.lane(command.gate)
-        lane.run(job)
-        if job.error is not None:
-            raise job.error
-        reply = job.replies[0]
+        reply = lane.decide(command)
         if isinstance(reply, HeadgateError) and not isinstance(reply, IdConflict):
             raise reply
         return reply
@@ -162,6 +159,22 @@ class RedisStore:
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
+
+    def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
+        self._subscriber.listeners.adopt(session, tell)
+        self._subscriber.adopt(session)
+        self._subscriber.attend(self._endpoint.timeout if _get_running_loop() is None else 0.0)
+
+    def disown(self, session: str) -> None:
+        self._subscriber.listeners.disown(session)
+        self._subscriber.disown(session)
+
+    def saw(self, gate: str, number: int) -> int:
+        """Somebody was told that the gate had come so far; a server that is behind that has lost state."""
+        known = self._calls.seen.get(gate, 0)
+        if number > known:
+            self._calls.seen[gate] = known = number
+        return known
 
     def examine(self) -> list[tuple[str, str, str]]:
         """For `headgate doctor`: ok, note or wrong; what was found; what would mend it. Of each master of a cluster."""

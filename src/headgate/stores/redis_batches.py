@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..commands import Command
     from .redis_client import Address, Endpoint
+    from .redis_wire import Decoded
 
 #: How many commands go into one call at most: the server does nothing else meanwhile.
 LARGEST_BATCH = 256
@@ -94,6 +95,12 @@ class Job:
         if self.bell is not None:
             self.bell.ring()
 
+    def reply(self) -> Any:
+        """Where it is one command."""
+        if self.error is not None:
+            raise self.error
+        return self.replies[0]
+
     def result(self) -> list[Any]:
         if self.error is not None:
             raise self.error
@@ -103,7 +110,18 @@ class Job:
 class Call:
     """The jobs of one gate that go out together."""
 
-    __slots__ = ("asking", "calendars", "commands", "elsewhere", "gate", "jobs", "loading", "repeated", "spelt", "tries")
+    __slots__ = (
+        "asking",
+        "calendars",
+        "commands",
+        "elsewhere",
+        "gate",
+        "jobs",
+        "loading",
+        "repeated",
+        "spelt",
+        "tries",
+    )
 
     def __init__(self, gate: str, jobs: list[Any]) -> None:
         self.gate = gate
@@ -170,15 +188,21 @@ class Calls:
 
     def words(self, call: Call) -> list[Any]:
         """The command that is sent."""
-        gate, jobs, clock = call.gate, call.jobs, self.clock
-        now = 0 if clock is None else clock()
+        gate, jobs = call.gate, call.jobs
         call.commands = commands = (
             jobs[0].commands if len(jobs) == 1 else [command for job in jobs for command in job.commands]
         )
-        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=call.calendars)
+        return self.ask(gate, commands, call.calendars, call.spelt)
+
+    def ask(
+        self, gate: str, commands: Sequence[Command], calendars: tuple[tuple[str, int], ...] = (), spelt: bool = False
+    ) -> list[Any]:
+        clock = self.clock
+        now = 0 if clock is None else clock()
+        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars)
         if self.functions:
             return ["FCALL", function(), 1, tag(gate), *arguments]
-        if call.spelt:
+        if spelt:
             return ["EVAL", text(), 1, tag(gate), *arguments]
         return ["EVALSHA", digest(), 1, tag(gate), *arguments]
 
@@ -192,12 +216,7 @@ class Calls:
         except StoreFormatError as error:
             call.fail(error)
             return True
-        gate = call.gate
-        if answer.seq > self.seen.get(gate, 0):
-            self.seen[gate] = answer.seq
-        if answer.lost:
-            self.lost(gate)
-        replies = answer.replies
+        replies = self.answered(call.gate, answer).replies
         if call.repeated:
             # "It had already ended" may be the work of the first attempt.
             replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]
@@ -211,14 +230,21 @@ class Calls:
                 at += count
         return True
 
+    def answered(self, gate: str, answer: Decoded) -> Decoded:
+        """What every answer tells besides its replies."""
+        if answer.seq > self.seen.get(gate, 0):
+            self.seen[gate] = answer.seq
+        if answer.lost:
+            self.lost(gate)
+        return answer
+
     def after_loading(self, call: Call, refused: Refused | None) -> None:
         """What became of loading the library. Raises what the call cannot go on with."""
+        if refused is not None and "already exists" not in refused.text:  # which is when another process was first
+            if refused.kind not in ("other", "permission"):
+                raise refused
+            self.functions = False
         call.loading = False
-        if refused is None or "already exists" in refused.text:  # another process was first
-            return
-        if refused.kind not in ("other", "permission"):
-            raise refused
-        self.functions = False
 
     # --- time -----------------------------------------------------------------------------------------------------
 

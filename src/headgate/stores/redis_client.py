@@ -7,6 +7,9 @@ server said no (`Refused`), the connection is gone (`Broken`), or there was no a
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import sys
 from contextlib import suppress
 
 import redis
@@ -16,9 +19,9 @@ from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError
 
 try:
     # What redis-py does on top of it takes as long as all else that is done for an ask here.
-    from hiredis import pack_command as _pack
+    import hiredis
 except ImportError:
-    _pack = None  # type: ignore[assignment]
+    hiredis = None  # type: ignore[assignment]
 
 from .. import duration
 from ..errors import InvalidInput
@@ -114,58 +117,106 @@ def slot_of(key: str) -> int:
     return slot
 
 
+#: Bytes that are read at a time: the answer to a hundred asks.
+READ = 16_384
+
+#: What a reader of hiredis has while an answer is not whole.
+_MORE = object()
+
+
+def _reader(connection: Any) -> Any:
+    """What takes answers apart, in the place of redis-py's own; None where that is not to be had."""
+    errors = getattr(getattr(connection, "_parser", None), "parse_error", None)
+    if hiredis is None or errors is None:
+        return None
+    return hiredis.Reader(protocolError=redis.InvalidResponse, replyError=errors, notEnoughData=_MORE)
+
+
+def _waits_in_kernel(connected: Any, seconds: float) -> None:
+    """Have the system end a wait: Python's own time-outs are a call to it more for each that is sent or read."""
+    if type(connected) is socket.socket and sys.platform != "win32":
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        connected.settimeout(None)
+
+
 class Link:
-    """One connection, for one thread at a time."""
+    """One connection, for one thread at a time.
 
-    __slots__ = ("_connection", "address", "hurried")
+    redis-py makes it: addresses, TLS, passwords. After that its socket is read and written here, where it can be had.
+    """
 
-    def __init__(self, connection: Any, address: Address, hurried: bool) -> None:
+    __slots__ = ("_connection", "_reader", "_socket", "address", "hurried")
+
+    def __init__(self, connection: Any, address: Address, seconds: float, hurried: bool) -> None:
         self._connection = connection
         self.address = address
         #: It was made when there was little time left, and its time-outs are as short: not for anybody else.
         self.hurried = hurried
+        self._socket: Any = getattr(connection, "_sock", None)
+        self._reader: Any = None if self._socket is None else _reader(connection)
+        if self._reader is not None:
+            _waits_in_kernel(self._socket, seconds)
 
     def call(self, *words: Any) -> Any:
         """The answer to one command."""
-        connection = self._connection
-        try:
-            packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
-            connection.send_packed_command(packed, check_health=False)
-            return connection.read_response()
-        except redis.ResponseError as error:
-            raise _refusal(error) from None
-        except redis.TimeoutError as error:
-            raise Silent(str(error)) from None
-        except (redis.ConnectionError, redis.InvalidResponse, OSError) as error:
-            raise _lost(error) from None
+        self.send(*words)
+        return self.read()
 
     def send(self, *words: Any) -> None:
         """A command whose answer is read later."""
         try:
-            self._connection.send_packed_command(self._connection.pack_command(*words), check_health=False)
-        except redis.TimeoutError as error:
+            if self._reader is not None:
+                self._socket.sendall(hiredis.pack_command(words))
+            else:
+                connection = self._connection
+                connection.send_packed_command(connection.pack_command(*words), check_health=False)
+        except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
             raise Silent(str(error)) from None
         except (redis.ConnectionError, OSError) as error:
             raise _lost(error) from None
 
     def read(self) -> Any:
         try:
-            return self._connection.read_response()
+            if self._reader is None:
+                return self._connection.read_response()
+            answer = self._next()
         except redis.ResponseError as error:
             raise _refusal(error) from None
-        except redis.TimeoutError as error:
+        except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
             raise Silent(str(error)) from None
         except (redis.ConnectionError, redis.InvalidResponse, OSError) as error:
             raise _lost(error) from None
+        if isinstance(answer, Exception):
+            raise _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
+        return answer
+
+    def _next(self) -> Any:
+        reader = self._reader
+        answer = reader.gets()
+        while answer is _MORE:
+            data = self._socket.recv(READ)
+            if not data:
+                raise redis.ConnectionError("the server has closed the connection")
+            reader.feed(data)
+            answer = reader.gets()
+        return answer
 
     def heard(self) -> Any:
         """What comes next without having been asked for; None when nothing does for as long as its time-out is."""
         try:
-            return self._connection.read_response(disconnect_on_error=False)
-        except redis.TimeoutError:
+            if self._reader is None:
+                return self._connection.read_response(disconnect_on_error=False)
+            answer = self._next()
+        except (BlockingIOError, TimeoutError, redis.TimeoutError):
             return None
         except Exception as error:  # also those of a connection that was closed under it
             raise Broken(str(error), True) from None
+        if isinstance(answer, Exception):
+            raise Broken(str(answer), True)
+        return answer
 
     def close(self) -> None:
         with suppress(Exception):
@@ -175,23 +226,40 @@ class Link:
 class AsyncLink:
     """The same for one task at a time. Time-outs are the caller's."""
 
-    __slots__ = ("_connection", "address")
+    __slots__ = ("_connection", "_incoming", "_outgoing", "_reader", "address")
 
     def __init__(self, connection: Any, address: Address) -> None:
         self._connection = connection
         self.address = address
+        self._incoming: Any = getattr(connection, "_reader", None)
+        self._outgoing: Any = getattr(connection, "_writer", None)
+        self._reader: Any = (
+            _reader(connection) if hasattr(self._incoming, "read") and self._outgoing is not None else None
+        )
 
     async def call(self, *words: Any) -> Any:
         """The answer to one command."""
-        connection = self._connection
+        connection, reader = self._connection, self._reader
         try:
-            packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
-            await connection.send_packed_command(packed, check_health=False)
-            return await connection.read_response()
+            if reader is None:
+                await connection.send_packed_command(connection.pack_command(*words), check_health=False)
+                return await connection.read_response()
+            # Nobody asks on before the answer is there, so what is written does not pile up.
+            self._outgoing.write(hiredis.pack_command(words))
+            answer = reader.gets()
+            while answer is _MORE:
+                data = await self._incoming.read(READ)
+                if not data:
+                    raise redis.ConnectionError("the server has closed the connection")
+                reader.feed(data)
+                answer = reader.gets()
         except redis.ResponseError as error:
             raise _refusal(error) from None
-        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError) as error:
+        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError, RuntimeError) as error:
             raise _lost(error) from None
+        if isinstance(answer, Exception):
+            raise _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
+        return answer
 
     async def close(self) -> None:
         with suppress(Exception):
@@ -284,7 +352,7 @@ class Endpoint:
         except BaseException as error:
             connection.disconnect()
             raise _not_connected(error) from None
-        return Link(connection, address, hurried=seconds < 0.9 * self.timeout)
+        return Link(connection, address, seconds, hurried=seconds < 0.9 * self.timeout)
 
     async def connect_async(self, address: Address) -> AsyncLink:
         """The same on an event loop, for as long as its caller waits."""

@@ -11,16 +11,21 @@ from ..errors import StoreFormatError, StoreUnavailable
 from .redis_batches import LARGEST_BATCH, Bell, Call, Job, OutcomeUnknown
 from .redis_client import Broken, Refused, Silent
 from .redis_script import library, tag
+from .redis_wire import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..commands import Command
     from .redis_batches import Calls
     from .redis_client import Address, Link
 
 #: Idle connections that are kept for each server.
 KEPT = 8
+
+#: No reply: it has to be asked for in another way.
+NOT_YET = object()
 
 #: For so many calls after one that took several jobs, more company is to be expected.
 COMPANY = 16
@@ -39,14 +44,52 @@ class Threads:
 
     # --- one call -------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call) -> None:
-        """Send a call until it is answered, or its time is over. Each of its jobs is done then."""
+    def quick(self, gate: str, command: Command) -> Any:
+        """The reply to one command by the connection that stands ready; whatever goes another way is left to `run`."""
         calls = self._calls
+        if calls.timeless:
+            return NOT_YET
+        address = calls.endpoint.start if not calls.endpoint.cluster else calls.slots.get(calls.slot(gate))
+        try:
+            link = self._idle[address].pop()  # type: ignore[index]
+        except LookupError:
+            return NOT_YET
+        commands = (command,)
         end = monotonic() + calls.endpoint.timeout
+        try:
+            raw = link.call(*calls.ask(gate, commands))
+        except (Refused, Broken, Silent) as error:
+            job = Job(commands)
+            job.sent = True
+            self.run(Call(gate, [job]), end, link, error)
+            return job.reply()
+        except BaseException:
+            link.close()
+            raise
+        self._keep(link)
+        if raw[0].__class__ is int:
+            return calls.answered(gate, decode(commands, raw)).replies[0]
+        job = Job(commands)  # it has to be told more, or is of another version
+        call = Call(gate, [job])
+        call.commands = commands
+        if not calls.take(call, raw):
+            self.run(call, end)
+        return job.reply()
+
+    def run(self, call: Call, end: float = 0.0, link: Link | None = None, failed: Exception | None = None) -> None:
+        """Send a call until it is answered, or its time is over. Each of its jobs is done then.
+
+        `failed` is what became of a first attempt by `link`, which had until `end` as well.
+        """
+        calls = self._calls
+        end = end or monotonic() + calls.endpoint.timeout
         while call.jobs:
             error: Exception
-            link: Link | None = None
             try:
+                if failed is not None:
+                    first, failed = failed, None
+                    raise first
+                link = None
                 link = self._link(call, end)
                 if calls.must_ask_time:
                     self._ask_time(link)
@@ -238,6 +281,27 @@ class Lane:
         #: Above 0 while threads ask together.
         self._company = 0
 
+    def decide(self, command: Command) -> Any:
+        """The reply to one command. Where nobody else asks, that is all there is to do."""
+        queue, lock = self._queue, self._lock
+        if not queue and not self._company and not lock.locked():
+            reply = NOT_YET
+            try:
+                with lock:
+                    if not queue:
+                        reply = self._threads.quick(self._gate, command)
+            except StoreUnavailable as error:
+                self._tell_others(error)
+                raise
+            finally:
+                if queue:
+                    self._call_next()
+            if reply is not NOT_YET:
+                return reply
+        job = Job((command,))
+        self.run(job)
+        return job.reply()
+
     def run(self, job: Job) -> None:
         """Have a job done, by this thread or by one that is sending anyway."""
         queue, lock = self._queue, self._lock
@@ -272,8 +336,12 @@ class Lane:
         jobs = self._batch()
         self._company = COMPANY if len(jobs) > 1 else max(0, self._company - 1)
         self._threads.run(Call(self._gate, jobs))
-        if type(error := jobs[0].error) is StoreUnavailable:
-            # Those who came meanwhile would only find the same, as long again.
+        if isinstance(error := jobs[0].error, StoreUnavailable):
+            self._tell_others(error)
+
+    def _tell_others(self, error: StoreUnavailable) -> None:
+        """Those who came meanwhile would only find the same, as long again."""
+        if type(error) is StoreUnavailable:
             Call(self._gate, self._batch()).fail(error)
 
     def _call_next(self) -> None:

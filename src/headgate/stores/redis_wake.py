@@ -86,6 +86,23 @@ class Subscriber:
         self._link: Link | None = None
         self._ending = threading.Event()
         self._tried = threading.Event()
+        #: Channel → process: this one, and those that it answers for.
+        self._channels = {channel(session).encode(): session}
+
+    def adopt(self, session: str) -> None:
+        """Hear what is published to another process as well. What cannot be sent now is sent when it subscribes again."""
+        self._channels[channel(session).encode()] = session
+        link = self._link
+        if link is not None:
+            with suppress(Broken, Silent, Refused):
+                link.send("SUBSCRIBE", channel(session))
+
+    def disown(self, session: str) -> None:
+        self._channels.pop(channel(session).encode(), None)
+        link = self._link
+        if link is not None:
+            with suppress(Broken, Silent, Refused):
+                link.send("UNSUBSCRIBE", channel(session))
 
     def attend(self, seconds: float) -> None:
         """Have the thread there, and wait for so long that its first attempt is over."""
@@ -121,7 +138,7 @@ class Subscriber:
         link = self._endpoint.connect(address, QUIET / 5)
         try:
             self._link = link
-            link.call("SUBSCRIBE", channel(self._session))
+            link.call("SUBSCRIBE", *list(self._channels))
             self._tried.set()
             self.listeners.look_again()
             busy_at = heard_at = monotonic()
@@ -130,8 +147,9 @@ class Subscriber:
                 if (message := link.heard()) is not None:
                     heard_at, asked = monotonic(), False
                     if message[0] == b"message":
+                        session = self._channels.get(message[1], self._session)
                         for ticket, delay in wakes(message[2]):
-                            self.listeners.tell(Wake(self._session, ticket, delay))
+                            self.listeners.tell(Wake(session, ticket, delay))
                     continue
                 now = monotonic()
                 if len(self.listeners):

@@ -241,16 +241,15 @@ def encode(
         if plan.policy is not last:
             last = plan.policy
             policies[last.fingerprint] = last
-    zones = [part for zone, chunk in calendars for part in (f"{zone} {chunk}", offsets(zone, chunk))]
-    sent: list[Any] = [FORMAT, seen, now, len(policies)]
-    for fingerprint, policy in policies.items():
-        sent += (fingerprint, compiled(policy))
-    sent.append(len(zones) // 2)
-    sent += zones
-    sent.append(len(heads))
-    sent += heads
-    sent += body
-    return sent
+    return [_frame(tuple(policies.values()), tuple(calendars), tuple(heads)), seen, now, *body]
+
+
+@lru_cache(_KEPT)
+def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...], heads: tuple[bytes, ...]) -> bytes:
+    """What a call begins with, and many calls have in common."""
+    compiled_ = [part for policy in policies for part in (policy.fingerprint, inside(compiled(policy)))]
+    zones = [part for zone, chunk in calendars for part in (f"{zone} {chunk}", inside(offsets(zone, chunk)))]
+    return pack((str(FORMAT), compiled_, zones, list(map(inside, heads))))
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------

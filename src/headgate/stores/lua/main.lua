@@ -1,8 +1,8 @@
 -- One call: what was sent is taken apart, every command decided, and what changed is written. redis_wire.py is the other end.
 --
--- args: format, seen, now (0: the server's), then each with its number before it: policies (fingerprint, compiled), zones
--- (name, offsets), heads (what commands have in common); then the commands: the number of a head, and its arguments where
--- it is an ask (id, holder) or an end (id, granted at), with the packed key where its limits are by one.
+-- args: the frame (format; policies: fingerprint, compiled …; zones: name, offsets …; heads: what commands have in common),
+-- which is mostly the same from call to call; seen; now (0: the server's); then the commands: the number of a head, and its
+-- arguments where it is an ask (id, holder) or an end (id, granted at), with the packed key where its limits are by one.
 
 local FORMAT = '1'
 -- For how long an idle gate is kept at least.
@@ -10,7 +10,32 @@ local IDLE = 7 * 86400 * SECOND
 -- The packed key of an ask that has none.
 local NO_KEY = '\144'
 
+-- Frames, and the rest of the last gate's head, as they were last taken apart: a library keeps them.
+local FRAMES, LARGEST = 256, 4096
+local frames_made, frames_known = 0, {}
+local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', ''}
+local rest_packed, rest_known = '', NEW
+
 local changes = nil
+
+local function frame_of(raw)
+  local parts = unpacked(raw)
+  local frame = {format = parts[1], policies = {}, zones = parts[3], heads = {}}
+  for index = 1, #parts[2], 2 do frame.policies[parts[2][index]] = parts[2][index + 1] end
+  local lasting = #raw <= LARGEST and #parts[3] == 0
+  for index, packed in ipairs(parts[4]) do
+    local common = unpacked(packed)
+    frame.heads[tostring(index)] = common
+    -- A head that is sent whole is used once.
+    if common[1] ~= 'a' and common[1] ~= 'e' then lasting = false end
+  end
+  if lasting then
+    if frames_made >= FRAMES then frames_made, frames_known = 0, {} end
+    frames_made = frames_made + 1
+    frames_known[raw] = frame
+  end
+  return frame
+end
 
 local function pairs_of(list)
   if not list then return false end
@@ -52,17 +77,37 @@ local function decide(now, common, id, argument, key)
   return changes[op](now, common)
 end
 
+-- The reply of one command; the second is true where the script has to be told more before it can decide.
+local function reply_to(now, common, id, argument, key)
+  local fine, reply = pcall(decide, now, common, id, argument, key)
+  if fine then return reply end
+  if type(reply) ~= 'table' or not (reply.need or reply.reply) then error(reply) end
+  if not reply.need then return reply.reply end
+  -- Nothing has been written but what was sent of calendars: the client sends it all again, with what was missing.
+  local zones = space('zones')
+  if zones.dirty then zones:write(ceil(records.life / 1000)) end
+  return {'N', reply.need[1], reply.need[2]}, true
+end
+
 local function main(keys, args)
   call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
   TAG = keys[1]
   made_line = false
   begin_records()
+  local frame = frames_known[args[1]] or frame_of(args[1])
   local found = call('HMGET', TAG, 'seq', 'now', 'rest')
-  -- format, paused, reason, overrides, tickets, lost; for how long an idle gate is kept, and when that was last seen to
-  local rest = found[3] and unpacked(found[3]) or {FORMAT, 0, '', 0, 0, 0, 0, 0}
-  if rest[1] ~= FORMAT or args[1] ~= FORMAT then return {'F', rest[1]} end
+  -- format, paused, reason, overrides, tickets, lost; for how long an idle gate is kept, when that was last seen to, which
+  -- keys have been given that end (records.lua), and a policy that is known to be there (plan.lua)
+  local packed = found[3] or ''
+  if packed ~= rest_packed then
+    rest_packed = packed
+    rest_known = packed ~= '' and unpacked(packed) or NEW
+  end
+  local rest = rest_known
+  if rest[1] ~= FORMAT or frame.format ~= FORMAT then return {'F', rest[1]} end
   local head = {seq = tonumber(found[1] or 0), now = tonumber(found[2] or 0), paused = rest[2], reason = rest[3],
-    overrides = rest[4], tickets = rest[5], lost = rest[6], life = rest[7], fresh = rest[8]}
+    overrides = rest[4], tickets = rest[5], lost = rest[6], life = rest[7], fresh = rest[8], ends = rest[9],
+    policy = rest[10]}
   records.head = head
   records.life = max(head.life, IDLE)
   records.seen = tonumber(args[2])
@@ -73,71 +118,63 @@ local function main(keys, args)
     now = tonumber(time[1]) * SECOND + tonumber(time[2])
   end
 
+  -- Where overrides keep the head for ever, what stands beside it may have ended.
+  if now - head.fresh > head.life / 4 then head.ends, head.policy = '', '' end
+
   -- --- taking it apart --------------------------------------------------------------------------------------------------
 
-  local cursor, policies = 4, {}
-  for _ = 1, tonumber(args[cursor]) do
-    policies[args[cursor + 1]] = args[cursor + 2]
-    cursor = cursor + 2
-  end
-  begin_plans(policies)
-  cursor = cursor + 1
-  for _ = 1, tonumber(args[cursor]) do
-    local zones = space('zones')
+  begin_plans(frame.policies)
+  for index = 1, #frame.zones, 2 do
+    local zones, name, packed = space('zones'), frame.zones[index], frame.zones[index + 1]
     zones.packed = zones.packed or {}
-    zones.packed[args[cursor + 1]] = args[cursor + 2]
-    zones:set(args[cursor + 1], unpacked(args[cursor + 2]))
-    cursor = cursor + 2
-  end
-  cursor = cursor + 1
-  local heads, count = {}, tonumber(args[cursor])
-  for index = 1, count do heads[index] = unpacked(args[cursor + index]) end
-  cursor = cursor + count + 1
-
-  -- Of each command: its head, its two arguments, its key.
-  local todo, ids, arguments, given, commands, writes = {}, {}, {}, {}, 0, false
-  local last = #args
-  while cursor <= last do
-    local common = heads[tonumber(args[cursor])]
-    local op = common[1]
-    commands = commands + 1
-    todo[commands] = common
-    ids[commands], arguments[commands], given[commands] = '', '', NO_KEY
-    if op == 'a' or op == 'e' then
-      ids[commands], arguments[commands] = args[cursor + 1], args[cursor + 2]
-      cursor = cursor + 3
-      if common[3] then
-        given[commands] = args[cursor]
-        cursor = cursor + 1
-      end
-      writes = true
-    else
-      cursor = cursor + 1
-      if op ~= 'p' then writes = true end
-    end
-  end
-  if commands > 1 then
-    records.ids = ids
-    permits:prefetch(ids)
-    if head.tickets > 0 then space('tickets'):prefetch(ids) end
+    zones.packed[name] = packed
+    zones:set(name, unpacked(packed))
   end
 
   -- --- deciding ---------------------------------------------------------------------------------------------------------
 
-  local replies = {}
-  for index = 1, commands do
-    local fine, reply = pcall(decide, now, todo[index], ids[index], arguments[index], given[index])
-    if not fine then
-      if type(reply) ~= 'table' or not (reply.need or reply.reply) then error(reply) end
-      if reply.need then
-        -- Nothing has been written but what was sent of calendars: the client sends it all again, with what was missing.
-        local zones = space('zones')
-        if zones.dirty then zones:write(ceil(records.life / 1000)) end
-        return {'N', reply.need[1], reply.need[2]}
+  local replies, writes, heads, cursor, last = {}, false, frame.heads, 4, #args
+  local common = heads[args[cursor]]
+  local op = common and common[1]
+  if (op == 'a' or op == 'e') and cursor + (common[3] and 3 or 2) == last then
+    -- Alone, as most are that do not come from a crowd.
+    local reply, need = reply_to(now, common, args[cursor + 1], args[cursor + 2], common[3] and args[last] or NO_KEY)
+    if need then return reply end
+    replies[1], writes = reply, true
+  else
+    -- Of each command: its head, its two arguments, its key.
+    local todo, ids, arguments, given, commands = {}, {}, {}, {}, 0
+    while cursor <= last do
+      common = heads[args[cursor]]
+      op = common[1]
+      commands = commands + 1
+      todo[commands] = common
+      if op == 'a' or op == 'e' then
+        ids[commands], arguments[commands] = args[cursor + 1], args[cursor + 2]
+        cursor = cursor + 3
+        if common[3] then
+          given[commands] = args[cursor]
+          cursor = cursor + 1
+        else
+          given[commands] = NO_KEY
+        end
+        writes = true
+      else
+        ids[commands], arguments[commands], given[commands] = '', '', NO_KEY
+        cursor = cursor + 1
+        if op ~= 'p' then writes = true end
       end
-      reply = reply.reply
     end
-    replies[index] = reply
+    if commands > 1 then
+      records.ids = ids
+      permits:prefetch(ids)
+      if head.tickets > 0 then space('tickets'):prefetch(ids) end
+    end
+    for index = 1, commands do
+      local reply, need = reply_to(now, todo[index], ids[index], arguments[index], given[index])
+      if need then return reply end
+      replies[index] = reply
+    end
   end
 
   -- --- writing ----------------------------------------------------------------------------------------------------------
@@ -149,13 +186,6 @@ local function main(keys, args)
     -- What lives as long as the gate is refreshed now and then, not with every write.
     due = life ~= head.life or head.now - head.fresh > life / 8 or head.fresh > head.now or head.overrides ~= rest[4]
     if due then head.life, head.fresh = life, head.now end
-    local seq, last = format('%.0f', head.seq), format('%.0f', head.now)
-    if due or head.paused ~= rest[2] or head.reason ~= rest[3] or head.tickets ~= rest[5] or head.lost ~= rest[6] then
-      local fresh = {FORMAT, head.paused, head.reason, head.overrides, head.tickets, head.lost, head.life, head.fresh}
-      call('HSET', TAG, 'seq', seq, 'now', last, 'rest', pack(fresh))
-    else
-      call('HSET', TAG, 'seq', seq, 'now', last)
-    end
   end
   -- Who only looks has at most tidied up what had run off.
   local milliseconds = ceil(life / 1000)
@@ -164,6 +194,16 @@ local function main(keys, args)
     local kept = kind ~= 'overrides' and milliseconds or nil
     for _, one in pairs(named) do
       if one.dirty then one:write(kept) end
+    end
+  end
+  if writes or head.ends ~= rest[9] then
+    if due or head.paused ~= rest[2] or head.reason ~= rest[3] or head.tickets ~= rest[5] or head.lost ~= rest[6]
+      or head.ends ~= rest[9] or head.policy ~= rest[10] then
+      local fresh = {FORMAT, head.paused, head.reason, head.overrides, head.tickets, head.lost, head.life, head.fresh,
+        head.ends, head.policy}
+      call('HSET', TAG, 'seq', head.seq, 'now', head.now, 'rest', pack(fresh))
+    else
+      call('HSET', TAG, 'seq', head.seq, 'now', head.now)
     end
   end
   if due then

@@ -7,7 +7,7 @@
 
 -- redis.call, cmsgpack.pack, cmsgpack.unpack: a library has them only while it is called
 local call, pack, unpacked
-local format, floor, ceil, max, min = string.format, math.floor, math.ceil, math.max, math.min
+local format, find, floor, ceil, max, min = string.format, string.find, math.floor, math.ceil, math.max, math.min
 local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
 -- hg:{<gate>}
 local TAG

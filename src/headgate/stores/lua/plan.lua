@@ -33,7 +33,11 @@ function remember(policy)
   local fingerprint = policy.fingerprint
   if remembered[fingerprint] then return end
   remembered[fingerprint] = true
+  -- The head knows of one that is there: mostly it is this one.
+  local head = records.head
+  if head.policy == fingerprint then return end
   local kept = space('policies')
+  if head.policy == '' then head.policy = fingerprint end
   if call('HEXISTS', kept.key, fingerprint) == 0 then
     kept.packed = kept.packed or {}
     kept.packed[fingerprint] = sent[fingerprint]

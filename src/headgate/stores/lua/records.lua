@@ -17,8 +17,9 @@ local FLAT = {tickets = true, lanes = true, line = true, policies = true, assume
 local NUMERIC = {windows = true, promised = true}
 -- Kinds whose scores are moments: whatever they name must not expire before.
 local MOMENTS = {states = true, windows = true, promised = true, leases = true, permits = true}
--- Spaces that are refreshed with the head, not with every write: see `main.lua`.
-local FIXED = {states = true, permits = true, policies = true, zones = true, assumed = true, overrides = true}
+-- Spaces that are refreshed with the head, not with every write: see `main.lua`. The head knows by these letters which of
+-- them have been given their end; what a person has set has none.
+local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = ''}
 local LISTED = {leases = true, windows = true, promised = true}
 
 -- What is known to be absent.
@@ -42,6 +43,18 @@ end
 local Space = {}
 Space.__index = Space
 
+-- What all spaces of a kind have in common, and what a new one begins with: looked up there, not made for each.
+local CLASSES = {}
+
+local function class_of(kind)
+  local class = setmetatable({kind = kind, numeric = NUMERIC[kind] or false, bare = BARE[kind] or false,
+    flat = FLAT[kind] or false, moments = MOMENTS[kind] or false, cleared = false, dirty = false, count = false,
+    front = false, whole = false, packed = false, enlist = false}, Space)
+  class.__index = class
+  CLASSES[kind] = class
+  return class
+end
+
 function space(kind, name)
   local named = spaces[kind]
   if not named then
@@ -52,9 +65,8 @@ function space(kind, name)
   local found = named[name]
   if not found then
     local key = name == '' and TAG .. ':' .. kind or TAG .. ':' .. kind .. '/' .. name
-    found = setmetatable({kind = kind, name = name, key = key, order = key .. ':z', numeric = NUMERIC[kind],
-      bare = BARE[kind], flat = FLAT[kind],
-      moments = MOMENTS[kind], values = {}, scores = {}, touched = {}}, Space)
+    found = setmetatable({name = name, key = key, order = key .. ':z', values = {}, scores = {}, touched = {}},
+      CLASSES[kind] or class_of(kind))
     named[name] = found
     if kind == 'leases' and #records.ids > 1 then found:prefetch(records.ids) end
   end
@@ -265,19 +277,35 @@ function Space:len()
   return self.count
 end
 
+local last_tag, states_named, permits_named
+
+local function empty(self)
+  self.values, self.scores, self.touched = {}, {}, {}
+  self.cleared, self.dirty, self.count, self.front, self.whole, self.packed = false, false, false, false, false, false
+  self.fetch, self.at, self.last = nil, nil, nil
+end
+
 -- A call begins: nothing is known yet.
 function begin_records()
-  records = {seen = 0, wakes = {}, ids = {}, far = 0, life = 0}
-  spaces = {}
-  -- Nearly every decision has to do with these.
-  states, permits = space('states'), space('permits')
+  records = {seen = 0, wakes = {}, ids = {}, far = 0, life = 0, noticed = false, head = false}
+  -- Nearly every decision has to do with these. Making them costs as much as emptying them costs little.
+  if states and last_tag == TAG then
+    empty(states)
+    empty(permits)
+    spaces = {states = states_named, permits = permits_named}
+  else
+    spaces = {}
+    states, permits = space('states'), space('permits')
+    states_named, permits_named = spaces.states, spaces.permits
+    last_tag = TAG
+  end
 end
 
 -- Forget a whole space.
 function drop(kind, name)
   local found = space(kind, name)
   found.values, found.scores, found.touched = {}, {}, {}
-  found.front, found.count, found.fetch = nil, nil, nil
+  found.front, found.count, found.fetch = false, false, nil
   found.cleared, found.dirty = true, true
 end
 
@@ -316,10 +344,36 @@ local function send(command, key, arguments)
   return changed
 end
 
--- `life` is for how many milliseconds a key is kept that nobody touches; nil for ever.
-function Space:write(life)
-  local cleared, numeric, values, scores, packed = self.cleared, self.numeric, self.values, self.scores, self.packed
-  if cleared then call('UNLINK', self.key, self.order) end
+-- One member. Returns whether its value was set, whether it was placed, and whether anything was taken away.
+local function write_one(self, member, how)
+  local name = self.numeric and spelt(self, member) or member
+  local set, placed, gone = false, false, false
+  if how ~= 2 then
+    local value = self.values[member]
+    if value == GONE then
+      call('HDEL', self.key, name)
+      gone = true
+    else
+      call('HSET', self.key, name, self.packed and self.packed[member] or pack(value))
+      set = true
+    end
+  end
+  if how > 1 then
+    local score = self.scores[member]
+    if score then
+      call('ZADD', self.order, score, name)
+      placed = true
+    else
+      call('ZREM', self.order, name)
+      gone = true
+    end
+  end
+  return set, placed, gone
+end
+
+-- Several members, with one command of each sort.
+local function write_many(self)
+  local numeric, values, scores, packed = self.numeric, self.values, self.scores, self.packed
   local set, sets, unset, place, places, unplace = {}, 0, {}, {}, 0, {}
   for member, how in pairs(self.touched) do
     local name = numeric and spelt(self, member) or member
@@ -342,26 +396,58 @@ function Space:write(life)
       end
     end
   end
-  if not cleared then
+  if not self.cleared then
     send('HDEL', self.key, unset)
     send('ZREM', self.order, unplace)
   end
-  -- One that lives as long as the gate is refreshed with it: here only when it is new.
-  local fixed = FIXED[self.kind]
-  local added = send('HSET', self.key, set)
-  if life and sets > 0 and (not fixed or added > 0 and call('HLEN', self.key) == added) then
-    call('PEXPIRE', self.key, life)
+  send('HSET', self.key, set)
+  send('ZADD', self.order, place)
+  return sets > 0, places > 0, #unset + #unplace > 0
+end
+
+-- What lives as long as the gate is given its end when it is made, and with the head from then on.
+local function keep_fixed(self, letter, life, set, placed, gone)
+  local head = records.head
+  local known = find(head.ends, letter, 1, true)
+  if gone and known and call('EXISTS', self.key, self.order) < (self.flat and 1 or 2) then
+    -- It was emptied: what is put there next is a new key.
+    head.ends = head.ends:gsub(letter, '')
+    known = nil
   end
-  added = send('ZADD', self.order, place)
-  if life and places > 0 and (not fixed or added > 0 and call('ZCARD', self.order) == added) then
-    call('PEXPIRE', self.order, life)
+  if (set or placed) and not known then
+    call('PEXPIRE', self.key, life)
+    if not self.flat then call('PEXPIRE', self.order, life) end
+    head.ends = head.ends .. letter
+  end
+end
+
+-- `life` is for how many milliseconds a key is kept that nobody touches; nil for ever.
+function Space:write(life)
+  local cleared, set, placed, gone = self.cleared, false, false, false
+  if cleared then call('UNLINK', self.key, self.order) end
+  local member, how = next(self.touched)
+  if member ~= nil then
+    if cleared or next(self.touched, member) ~= nil then
+      set, placed, gone = write_many(self)
+    else
+      set, placed, gone = write_one(self, member, how)
+    end
+  end
+  if life then
+    local letter = FIXED[self.kind]
+    if letter then
+      keep_fixed(self, letter, life, set, placed, gone or cleared)
+    else
+      if set then call('PEXPIRE', self.key, life) end
+      if placed then call('PEXPIRE', self.order, life) end
+    end
   end
   if LISTED[self.kind] then
     local listing = TAG .. ':names/' .. self.kind
     if self.enlist then
       call('SADD', listing, self.name)
       if life then call('PEXPIRE', listing, life) end
-    elseif self.cleared then
+    elseif cleared then
       call('SREM', listing, self.name)
     end
   end

@@ -1,0 +1,1 @@
+"""The guard: gates over HTTP, for workers in any language. `headgate serve` runs it."""

@@ -1,0 +1,44 @@
+"""Who changed what, and when: one JSON object a line, appended to a file and told to the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from .log import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .tokens import Bearer
+
+
+class Audit:
+    """The record of changes. `path` None: in the log alone."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        if path is not None:
+            self._append("")  # a file that cannot be written is found out before anybody changes anything
+
+    def tell(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
+        """Write down a change that was made."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "action": action,
+            "gate": gate,
+            "by": None if bearer is None else bearer.name,
+            "client": client,
+            **facts,
+        }
+        log.info("change: %s of gate %s", action, gate, extra={name: line[name] for name in line if name != "time"})
+        if self.path is not None:
+            self._append(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def _append(self, text: str) -> None:
+        assert self.path is not None
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "a", encoding="utf-8") as stream:
+            stream.write(text)

@@ -1,0 +1,67 @@
+"""What one guard takes on: who comes beyond it is refused at once, so that those inside are served."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from .problems import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..settings import Serve
+
+#: Seconds after which a key that nobody asked for is no longer counted, and up to twice as many.
+KEYS_FOR = 600.0
+
+
+class Caps:
+    """How much is taken on at this moment."""
+
+    __slots__ = ("_keys", "_older", "_turn_at", "settings", "waiters")
+
+    def __init__(self, settings: Serve) -> None:
+        self.settings = settings
+        #: How many wait at this moment.
+        self.waiters = 0
+        # Two generations: a key is counted for ten to twenty minutes, and nothing has to be looked through.
+        self._keys: set[tuple[str, str]] = set()
+        self._older: set[tuple[str, str]] = set()
+        self._turn_at = monotonic() + KEYS_FOR
+
+    def crowded(self) -> Problem | None:
+        """Why nobody more may wait, if so: whoever comes then goes at once or is refused at once."""
+        if self.waiters < self.settings.max_waiters:
+            return None
+        return Problem(
+            429,
+            "too-many-waiters",
+            f"{self.waiters} wait at this guard already, and it takes no more; come again, or ask with wait 0",
+            retry_after=1.0,
+        )
+
+    def wait(self, seconds: float) -> float:
+        """A wait that is allowed. Raises Problem for a longer one."""
+        if seconds > self.settings.max_wait:
+            raise Problem(
+                422,
+                "invalid-input",
+                f"wait is at most {self.settings.max_wait:g} seconds here; ask again with the same id to wait for longer",
+            )
+        return seconds
+
+    def key(self, gate: str, lane: str) -> None:
+        """Somebody asks for a key. Raises Problem where it is new and there are too many."""
+        if (gate, lane) in self._keys:
+            return
+        if (now := monotonic()) >= self._turn_at:
+            self._older, self._keys, self._turn_at = self._keys, set(), now + KEYS_FOR
+        if (gate, lane) not in self._older and len(self._keys) + len(self._older) >= self.settings.max_keys:
+            raise Problem(
+                429,
+                "too-many-keys",
+                f"more than {self.settings.max_keys} different keys were asked for in the last minutes; "
+                f"is something in the key that is different each time?",
+                retry_after=max(1.0, self._turn_at - now),
+            )
+        self._older.discard((gate, lane))
+        self._keys.add((gate, lane))

@@ -1,0 +1,47 @@
+"""The guard's log: one JSON object a line on standard error, for machines first."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+log = logging.getLogger("headgate.guard")
+
+#: What every record of the standard library has; the rest was given by whoever logs.
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "headgate"}
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line: time (UTC), level, message, and the facts it was given."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        event = getattr(record, "headgate", None)
+        if event is not None:
+            line |= {"event": event.kind, "gate": event.gate, **event.facts}
+        line |= {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def begin(level: str = "info") -> None:
+    """Have the log of this process written so."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

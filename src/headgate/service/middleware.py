@@ -1,0 +1,332 @@
+"""ASGI middleware that protects a service of your own with a gate. Pure ASGI: for any framework, and safe for streams.
+
+    app = GateMiddleware(app, gate=AsyncGate("api", [Window(100, per="1m", by="client")]), key="x-client-id")
+
+A request that may not go is answered with 429, problem details, `Retry-After` and `RateLimit` headers. One that may go
+holds its permit until the last byte of the response, or until the client hangs up. Websockets and lifespan pass untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from hashlib import blake2b
+
+from ..errors import Denied, HeadgateError, InvalidInput
+from ..gate import AsyncGate
+from ..limits import from_spec
+from ..plan import KEY_ALPHABET
+from .headers import policy_field, usage_field, with_limit
+from .problems import problem_of
+from .web import encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from typing import Any
+
+    from ..gate import AsyncPermit
+    from ..gate.base import Cost, Duration
+    from ..limits import Limit
+    from ..model import Usage
+    from .web import Receive, Scope, Send
+
+    App = Callable[[Scope, Receive, Send], Awaitable[None]]
+    #: The value of a key of one request; None lets it pass without a permit.
+    KeyOf = Callable[[Scope], "str | Mapping[str, str] | None"]
+
+#: Headers that hold a secret: their values are kept and shown as hashes only.
+SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
+
+#: The key of those who do not send the header.
+ANONYMOUS = "anonymous"
+
+#: Bytes of a body that are read before the service asks for them: more of it is left with the server.
+KEPT = 65_536
+
+#: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
+_OUTCOMES = {429: "rate_limited", 503: "overloaded", 504: "overloaded"}
+
+#: Where the slack stands in the spec of a limit.
+_SLACK_AT = {"window": 3, "bucket": 4, "quota": 4}
+
+
+def at_the_boundary(limits: Iterable[Limit]) -> list[Limit]:
+    """The same limits without slack: here the gate itself counts, and nothing is delayed between it and the counting."""
+    made: list[Limit] = []
+    for limit in limits:
+        place = _SLACK_AT.get(limit.kind)
+        spec = limit.spec()
+        if place is not None and spec[place]:
+            limit = from_spec((*spec[:place], 0, *spec[place + 1 :]))
+        made.append(limit)
+    return made
+
+
+def key_value(value: str, secret: bool = False) -> str:
+    """What a client sent, as the value of a key: what is secret, too long or of other characters becomes a hash."""
+    if secret or not 0 < len(value) <= 200 or value.strip(KEY_ALPHABET):
+        return f"~{blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=12).hexdigest()}"
+    return value
+
+
+def from_header(name: str) -> KeyOf:
+    """The value of a header; the same key for all who do not send it."""
+    wanted, secret = name.lower().encode("latin-1"), name.lower() in SECRET
+
+    def key(scope: Scope) -> str:
+        for header, value in scope["headers"]:
+            if header == wanted and value:
+                return key_value(str(value, "latin-1"), secret)
+        return ANONYMOUS
+
+    return key
+
+
+def client_address(scope: Scope) -> str:
+    """The address that is connected. Behind a proxy that is the proxy's, unless the server was told to trust it."""
+    return key_value((scope.get("client") or (ANONYMOUS,))[0])
+
+
+class GateMiddleware:
+    """Asks a gate for a permit before every request.
+
+    `key` is the name of a header, or a function of the ASGI scope that returns a value (or a mapping of key to value, where
+    the gate's limits are by several; or None, to let the request pass without a permit). `cost` is a number, a mapping of
+    unit to amount, or a function of the scope. `wait` is how long a request may wait for its turn, in seconds; `exempt` are
+    paths that need no permit. `remaining=True` adds what is left (`RateLimit`) to every answer, for one more look at the
+    store. Slack of the gate's limits is taken as 0: this is where it counts.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        gate: AsyncGate,
+        *,
+        key: str | KeyOf | None = None,
+        cost: Cost | Callable[[Scope], Cost] = 1,
+        priority: str | Callable[[Scope], str | None] | None = None,
+        wait: Duration = 0,
+        exempt: Collection[str] = (),
+        holder: Callable[[Scope], str | None] | None = None,
+        remaining: bool = False,
+    ) -> None:
+        if not isinstance(gate, AsyncGate):
+            raise InvalidInput(f"the middleware needs an AsyncGate, since it runs on an event loop, not {gate!r}")
+        self._app = app
+        self._gate = _twin(gate)
+        self._keys = self._gate._policy.keys
+        if self._keys and key is None:
+            raise InvalidInput(
+                f"gate {gate.name!r} has limits by {', '.join(self._keys)}; say where that is in a request: "
+                f'key="x-{self._keys[0]}" for a header, or a function of the ASGI scope'
+            )
+        if isinstance(key, str) and len(self._keys) != 1:
+            raise InvalidInput(
+                f"gate {gate.name!r} has limits by {', '.join(self._keys) or 'nothing'}, and one header is one key; "
+                f"give a function that returns a mapping, or leave key out where no limit is by one"
+            )
+        self._key = from_header(key) if isinstance(key, str) else key
+        self._cost, self._priority, self._holder = cost, priority, holder
+        self._wait, self._exempt = wait, frozenset(exempt)
+        self._remaining = remaining
+        self._policy = (b"ratelimit-policy", policy_field(self._gate._policy.limits))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._exempt:
+            await self._app(scope, receive, send)
+            return
+        key = None if self._key is None else self._key(scope)
+        if key is None and self._key is not None:
+            await self._app(scope, receive, send)
+            return
+        call = _Call(receive, send)
+        try:
+            permit = await self._ask(scope, key, call)
+        except HeadgateError as error:
+            call.close()
+            await self._refuse(send, error)
+            return
+        except _HungUp:
+            return
+        except BaseException:
+            call.close()
+            raise
+        look = self._gate.usage(self._mapped(key)) if self._remaining else None
+        await call.run(self._app, scope, permit, [self._policy], look)
+
+    def _mapped(self, key: Any) -> Mapping[str, str] | None:
+        if not self._keys:
+            return None
+        if hasattr(key, "items"):
+            return {by: key_value(str(value)) for by, value in key.items()}
+        return {self._keys[0]: key_value(str(key))}
+
+    async def _ask(self, scope: Scope, key: Any, call: _Call) -> AsyncPermit:
+        cost, priority = self._cost, self._priority
+        ask: dict[str, Any] = {"key": self._mapped(key)}
+        if callable(cost):
+            cost = cost(scope)
+        if priority is not None:
+            ask["priority"] = priority(scope) if callable(priority) else priority
+        if self._holder is not None:
+            ask["holder"] = self._holder(scope)
+        # Most may go, and that is the shortest way to learn it.
+        permit = await self._gate.try_acquire(cost, **ask)
+        if permit is not None:
+            return permit
+        asking = self._gate.acquire(cost, timeout=self._wait, **ask)
+        return await (call.unless_gone(asking) if self._wait else asking)
+
+    async def _refuse(self, send: Send, error: HeadgateError) -> None:
+        problem = problem_of(error)
+        if isinstance(error, Denied):
+            problem = with_limit(problem, self._gate._policy, error)
+        body = encode(problem.value()).encode()
+        headers = [*problem.all_headers(), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _twin(gate: AsyncGate) -> AsyncGate:
+    """The same gate, on the same state, without slack."""
+    limits = at_the_boundary(gate._policy.limits)
+    if limits == list(gate._policy.limits):
+        return gate
+    policy, outage = gate._policy, gate._outage
+    return AsyncGate(
+        gate.name,
+        limits,
+        store=gate._store,
+        waiting=policy.waiting,
+        priorities=policy.priorities or None,
+        on_store_error=f"local:{outage.share}" if outage.mode == "local" else outage.mode,
+        max_delay=None if gate._max_delay is None else gate._max_delay / 1e6,
+        patience=policy.patience / 1e6,
+        claim=policy.claim / 1e6,
+        sources=gate._sources,
+    )
+
+
+class _HungUp(Exception):
+    """The client left while it waited."""
+
+
+class _Call:
+    """One request: what the client says, what the service says, and the permit between."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._permit: AsyncPermit | None = None
+        self._outcome = "ok"
+        self._headers: list[tuple[bytes, bytes]] = []
+        #: What was read before the service asked for it, and by whom.
+        self._early: list[dict[str, Any]] = []
+        self._reader: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        #: The service itself waits for what the client says next, and so will learn that it left.
+        self._attended = False
+
+    # --- before it is let through -------------------------------------------------------------------------------------
+
+    async def unless_gone(self, asking: Awaitable[AsyncPermit]) -> AsyncPermit:
+        """The permit; waiting for it ends when the client hangs up, and nothing stays behind."""
+        waiting = asyncio.ensure_future(asking)
+        reader = self._read_ahead()
+        try:
+            await asyncio.wait((waiting, reader), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and self._is_gone():
+                raise _HungUp
+            return await waiting
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+                if not waiting.cancelled() and waiting.exception() is None:
+                    await waiting.result().release("unsent")  # it was granted at that very moment
+
+    # --- while it is served -------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        app: App,
+        scope: Scope,
+        permit: AsyncPermit,
+        headers: list[tuple[bytes, bytes]],
+        look: Awaitable[Usage] | None,
+    ) -> None:
+        self._permit, self._headers = permit, headers
+        try:
+            if look is not None:
+                with suppress(HeadgateError):
+                    headers.append((b"ratelimit", usage_field((await look).limits)))
+            await app(scope, self.receive, self.send)
+        except BaseException:
+            self._outcome = "error"
+            raise
+        finally:
+            self.close()
+            await self._end()
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _end(self) -> None:
+        permit, self._permit = self._permit, None
+        if permit is not None:  # whoever takes it ends it: once
+            await permit.release(self._outcome)
+
+    async def receive(self) -> dict[str, Any]:
+        while not self._early and self._reader is not None:
+            await self._news.wait()
+            self._news.clear()
+        if self._early:
+            return self._early[0] if self._is_gone() and len(self._early) == 1 else self._early.pop(0)
+        self._attended = True
+        try:
+            message = await self._receive()
+        finally:
+            self._attended = False
+        if message["type"] == "http.disconnect":
+            await self._end()
+        return message
+
+    async def send(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._outcome = _OUTCOMES.get(message["status"], "ok")
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        await self._send(message)
+        if kind == "http.response.body":
+            if not message.get("more_body"):
+                await self._end()
+            elif self._reader is None and self._permit is not None and not self._attended and not self._early:
+                # It streams. A service that never looks whether the client is there must not hold a slot for nobody.
+                self._read_ahead()
+
+    # --- reading what the service has not asked for yet -----------------------------------------------------------------
+
+    def _read_ahead(self) -> asyncio.Task[None]:
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+        return self._reader
+
+    async def _read(self) -> None:
+        """One reads at a time: the service waits for `_news` meanwhile."""
+        try:
+            size = 0
+            while size < KEPT and not self._is_gone():
+                message = await self._receive()
+                self._early.append(message)
+                self._news.set()
+                size += len(message.get("body", b""))
+            if self._is_gone():
+                await self._end()
+        finally:
+            self._reader = None
+            self._news.set()
+
+    def _is_gone(self) -> bool:
+        return bool(self._early) and self._early[-1]["type"] == "http.disconnect"

@@ -1,0 +1,123 @@
+"""Every error as problem details (RFC 9457): what was wrong, where, what would be right; with `Retry-After`."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..errors import (
+    Denied,
+    HeadgateError,
+    IdConflict,
+    InvalidInput,
+    KindChanged,
+    LeaseLost,
+    StoreFormatError,
+    StoreUnavailable,
+    UnknownGate,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Every kind of problem: its status and its title. `type` in the answer is TYPE_PREFIX and the kind.
+KINDS: dict[str, tuple[int, str]] = {
+    "malformed-json": (400, "The body is not JSON"),
+    "bad-query": (400, "The query makes no sense"),
+    "bad-path": (400, "The path is not well formed"),
+    "unauthorized": (401, "A token is needed"),
+    "forbidden": (403, "Not allowed"),
+    "not-found": (404, "There is no such thing"),
+    "unknown-gate": (404, "There is no such gate"),
+    "method-not-allowed": (405, "This cannot be done here"),
+    "conflict": (409, "It contradicts what is there"),
+    "id-conflict": (409, "The id stands for another ask"),
+    "lease-lost": (410, "The lease has ended"),
+    "body-too-large": (413, "The body is too large"),
+    "unsupported-media-type": (415, "The body is not of a type that is understood"),
+    "invalid-input": (422, "The input makes no sense"),
+    "never-fits": (422, "The cost can never fit"),
+    "denied": (429, "Not now"),
+    "too-many-waiters": (429, "Too many wait"),
+    "too-many-keys": (429, "Too many different keys"),
+    "internal": (500, "A mistake of the guard"),
+    "store-unavailable": (503, "The store cannot be reached"),
+    "shutting-down": (503, "The guard is shutting down"),
+    "too-many-watchers": (503, "Too many watch"),
+}
+
+TYPE_PREFIX = "urn:headgate:problem:"
+
+MEDIA_TYPE = b"application/problem+json"
+
+
+class Problem(Exception):
+    """An answer that is an error. `facts` stand beside the members of RFC 9457; `retry_after` is in seconds."""
+
+    def __init__(self, status: int, kind: str, detail: str, *, retry_after: float | None = None, **facts: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.retry_after = retry_after
+        self.facts = facts
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def value(self) -> dict[str, Any]:
+        """Its JSON object."""
+        told: dict[str, Any] = {
+            "type": TYPE_PREFIX + self.kind,
+            "title": KINDS[self.kind][1],
+            "status": self.status,
+            "detail": shown(self.detail),
+        }
+        if self.retry_after is not None:
+            told["retry_after"] = round(self.retry_after, 6)
+        return told | self.facts
+
+    def all_headers(self) -> list[tuple[bytes, bytes]]:
+        """Its headers; 429 and 503 always say when to come again."""
+        headers = [(b"content-type", MEDIA_TYPE), *self.headers]
+        if self.status in (429, 503):
+            headers.append((b"retry-after", whole_seconds(1.0 if self.retry_after is None else self.retry_after)))
+        return headers
+
+
+def whole_seconds(seconds: float) -> bytes:
+    """What `Retry-After` takes: whole seconds, rounded up, so that nobody comes too early; and at least one."""
+    return b"%d" % min(max(1, ceil(seconds)), 10**9)
+
+
+#: A text of more characters than this is an input that was repeated in it.
+LONGEST = 500
+
+
+def shown(text: str) -> str:
+    """A message that may repeat what somebody sent: of bounded length, and text that UTF-8 can carry."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 100]} … {text[-100:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def problem_of(error: HeadgateError) -> Problem:
+    """What an error of the library is over HTTP."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, Denied):
+        facts: dict[str, Any] = {"gate": error.gate, "limit": error.limit}
+        if error.retry_after is None:
+            return Problem(422, "never-fits", error.reason, **facts)
+        return Problem(429, "denied", error.reason, retry_after=error.retry_after, position=error.position, **facts)
+    if isinstance(error, UnknownGate):
+        return Problem(404, "unknown-gate", f"{error.problem}; {error.remedy}")
+    if isinstance(error, StoreUnavailable | StoreFormatError):
+        return Problem(503, "store-unavailable", str(error), retry_after=1.0)
+    if isinstance(error, IdConflict):
+        return Problem(409, "id-conflict", str(error))
+    if isinstance(error, KindChanged):
+        return Problem(409, "conflict", str(error))
+    if isinstance(error, LeaseLost):
+        return Problem(410, "lease-lost", str(error))
+    if isinstance(error, InvalidInput):
+        return Problem(422, "invalid-input", str(error))
+    return Problem(500, "internal", str(error))

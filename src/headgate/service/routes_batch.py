@@ -1,0 +1,121 @@
+"""`POST /v1/batch`: many commands in one request, decided in one round trip to the store."""
+
+from __future__ import annotations
+
+from ..commands import Extend, Release, Stand
+from ..errors import HeadgateError
+from ..flows import granted
+from ..gate.desk import decide_all
+from ..model import Wait
+from . import shapes
+from .problems import Problem, problem_of
+from .routes_asks import asked, find_permit, permit_text, place_of, renewed_of, reserved
+from .web import JSON, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ..gate.desk import Desk
+    from .app import Guard
+    from .web import Request, Response
+
+
+def _shape(does: str, about: str, fields: Mapping[str, shapes.Field], **needed: shapes.Field) -> shapes.Shape:
+    """A command: what it does, what it must have, and what it has alone."""
+    does_field = shapes.choice("What to do.", does)
+    return shapes.Shape(does, about, {"do": does_field, **needed, **fields}, ("do", *needed))
+
+
+#: What a command of a batch can be, and its members.
+DOES: dict[str, shapes.Shape] = {
+    "acquire": _shape("acquire", "Ask; nobody waits in a batch.", shapes.ASK_FIELDS, gate=shapes.GATE),
+    "reserve": _shape("reserve", "A time at once, on a promise gate.", shapes.RESERVE.fields, gate=shapes.GATE),
+    "renew": _shape("renew", "Renew a lease.", shapes.RENEW.fields, id=shapes.PERMIT),
+    "release": _shape("release", "End a permit.", shapes.RELEASE.fields, id=shapes.PERMIT),
+}
+
+
+async def batch(guard: Guard, request: Request) -> Response:
+    """Each command has a reply in its place, with the status that it would have had alone."""
+    body = await request.json(guard.settings.max_body)
+    shapes.BATCH.check(body)
+    commands = body["commands"]
+    if len(commands) > guard.settings.max_batch:
+        raise Problem(413, "body-too-large", f"a batch has at most {guard.settings.max_batch} commands here")
+    for place, entry in enumerate(commands):
+        _check(place, entry)
+    replies = [""] * len(commands)
+    sent: list[tuple[Desk, Any]] = []
+    places: list[tuple[int, dict[str, Any]]] = []
+    for place, entry in enumerate(commands):
+        try:
+            sent.append(_command(guard, entry))
+            places.append((place, entry))
+        except (Problem, HeadgateError) as error:
+            replies[place] = _problem(error)
+    count = guard.count
+    for (place, entry), (desk, command), reply in zip(places, sent, await decide_all(sent), strict=True):
+        try:
+            replies[place] = _told(guard, desk, command, entry, reply)
+        except (Problem, HeadgateError) as error:
+            if command.__class__ is Stand:
+                count(desk.name, "refused", 0.0, command)
+            replies[place] = _problem(error)
+    return 200, JSON, f'{{"replies":[{",".join(replies)}]}}'.encode()
+
+
+def _check(place: int, entry: Any) -> None:
+    """Raises Problem for a command that is not well formed: then none of the batch is decided."""
+    try:
+        if entry.__class__ is not dict:
+            raise Problem(
+                422, "invalid-input", 'a command is an object like {"do": "acquire", "gate": "adobe"}', pointer=""
+            )
+        does = entry.get("do")
+        shape = DOES.get(does) if does.__class__ is str else None
+        if shape is None:
+            raise Problem(422, "invalid-input", f"do must be one of {', '.join(DOES)}, not {does!r:.80}", pointer="/do")
+        shape.check(entry)
+    except Problem as problem:
+        problem.detail = f"command {place}: {problem.detail}; nothing of this batch was decided"
+        problem.facts["pointer"] = f"/commands/{place}{problem.facts['pointer']}"
+        raise
+
+
+def _command(guard: Guard, entry: dict[str, Any]) -> tuple[Desk, Any]:
+    does = entry["do"]
+    if does == "acquire":
+        desk = guard.desk(entry["gate"])
+        return desk, asked(guard, desk, entry)
+    if does == "reserve":
+        desk = guard.desk(entry["gate"])
+        return desk, reserved(guard, desk, entry)
+    desk, name, lease = find_permit(guard, entry["id"])
+    if does == "renew":
+        return desk, desk.renewing(name, entry.get("lease", lease))
+    return desk, desk.ending(name, entry.get("outcome", "ok"), entry.get("retry_after"), entry.get("cost"))
+
+
+def _told(guard: Guard, desk: Desk, command: Any, entry: dict[str, Any], reply: Any) -> str:
+    """The reply to one command, as JSON."""
+    if isinstance(reply, BaseException):
+        raise reply
+    if command.__class__ is Stand:
+        if reply.__class__ is Wait:
+            raise desk.refusal(command, reply)
+        grant = granted(command.plan, reply)
+        guard.count(desk.name, "granted", 0.0, command)
+        if entry["do"] == "reserve":
+            return encode({"status": 200, **place_of(desk, command, grant, None)})
+        return f'{{"status":200,{permit_text(desk, command, grant, 0.0)[1:]}'
+    if command.__class__ is Extend:
+        return encode({"status": 200, **renewed_of(entry["id"], *desk.renewed(command, reply))})
+    assert command.__class__ is Release
+    guard.count(desk.name, command.outcome, 0.0, command)
+    return encode({"status": 200, "id": entry["id"], "released": not reply.lost})
+
+
+def _problem(error: Problem | HeadgateError) -> str:
+    return encode((error if isinstance(error, Problem) else problem_of(error)).value())

@@ -1,0 +1,78 @@
+"""Changing gates while they run. Every change is in the audit log."""
+
+from __future__ import annotations
+
+from . import shapes
+from .routes_gates import key_of, known
+from .web import JSON, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .app import Guard
+    from .web import Request, Response
+
+
+def _told(guard: Guard, request: Request, action: str, gate: str, **facts: Any) -> None:
+    client = request.scope.get("client")
+    guard.audit.tell(action, gate, request.bearer, client[0] if client else "", **facts)
+
+
+async def set_limit(guard: Guard, request: Request) -> Response:
+    key = key_of(known(request, "key").get("key"))
+    body = await request.json(guard.settings.max_body)
+    shapes.LIMIT.check(body)
+    return await _change(guard, request, key, body["value"])
+
+
+async def clear_limit(guard: Guard, request: Request) -> Response:
+    key = key_of(known(request, "key").get("key"))
+    shapes.NOTHING.check(await request.json(guard.settings.max_body))
+    return await _change(guard, request, key, None)
+
+
+async def _change(guard: Guard, request: Request, key: dict[str, str] | None, value: float | None) -> Response:
+    gate, limit = guard.desk(request.params["gate"]).gate, request.params["limit"]
+    told = ",".join((key or {}).values()) or None
+    before = {(override.limit, override.key): override.value for override in await gate.overrides()}
+    if value is None:
+        await gate.clear_limit(limit, key)
+    else:
+        await gate.set_limit(limit, value, key)
+    was = before.get((limit, told))
+    _told(guard, request, "set limit" if value is not None else "clear limit", gate.name, limit=limit, key=key,
+          value=value, was=was)  # fmt: skip
+    return 200, JSON, encode({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was}).encode()
+
+
+async def pause(guard: Guard, request: Request) -> Response:
+    known(request)
+    body = await request.json(guard.settings.max_body)
+    shapes.PAUSE.check(body)
+    gate = guard.desk(request.params["gate"]).gate
+    reason = body.get("reason") or "paused by hand"
+    await gate.pause(body["seconds"], reason)
+    _told(guard, request, "pause", gate.name, seconds=body["seconds"], reason=reason)
+    usage = await gate.usage()
+    told = {"gate": gate.name, "paused_for": usage.paused_until, "pause_reason": usage.pause_reason or None}
+    return 200, JSON, encode(told).encode()
+
+
+async def resume(guard: Guard, request: Request) -> Response:
+    known(request)
+    shapes.NOTHING.check(await request.json(guard.settings.max_body))
+    gate = guard.desk(request.params["gate"]).gate
+    await gate.resume()
+    _told(guard, request, "resume", gate.name)
+    return 200, JSON, encode({"gate": gate.name, "paused_for": None, "pause_reason": None}).encode()
+
+
+async def reset(guard: Guard, request: Request) -> Response:
+    known(request)
+    body = await request.json(guard.settings.max_body)
+    shapes.RESET.check(body)
+    gate = guard.desk(request.params["gate"]).gate
+    await gate.reset(body.get("limit"))
+    _told(guard, request, "reset", gate.name, limit=body.get("limit"))
+    return 200, JSON, encode({"gate": gate.name, "limit": body.get("limit")}).encode()

@@ -1,0 +1,116 @@
+"""Looking: what the gates are doing, who holds what, what blocks. Spends nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+
+from .headers import policy_header, usage_field
+from .problems import Problem
+from .shapes import AMOUNT
+from .web import JSON, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..gate.desk import Desk
+    from ..model import Holder, Usage
+    from .app import Guard
+    from .web import Request, Response
+
+
+def known(request: Request, *names: str) -> dict[str, str]:
+    """The query, which may have these parameters and no others."""
+    found = request.query()
+    for name in found:
+        if name not in names:
+            right = f"there are {', '.join(names)}" if names else "there are none here"
+            raise Problem(400, "bad-query", f"there is no parameter {name!r}; {right}")
+    return found
+
+
+def key_of(text: str | None) -> dict[str, str] | None:
+    """`org=acme,team=blue` as a key."""
+    if text is None:
+        return None
+    found = {}
+    for part in text.split(","):
+        by, equals, value = part.partition("=")
+        if not equals or not by or by in found:
+            raise Problem(422, "invalid-input", f"a key is written like org=acme, or org=acme,team=blue; not {text!r}")
+        found[by] = value
+    return found
+
+
+def cost_of(text: str | None) -> Any:
+    """`2`, or `pu=3.2,requests=1`, as a cost."""
+    if text is None:
+        return 1
+    parts = [part.rpartition("=") for part in text.split(",")]
+    costs = {unit or "requests": float(amount) for unit, _, amount in parts if re.fullmatch(AMOUNT, amount)}
+    if len(costs) < len(parts):
+        raise Problem(422, "invalid-input", f"a cost is written like 2, or pu=3.2,requests=1; not {text!r}")
+    return costs
+
+
+def usage_of(desk: Desk, usage: Usage) -> dict[str, Any]:
+    """A gate as clients see it. Times are seconds from now."""
+    policy = desk.policy
+    return {
+        "gate": desk.name,
+        "waiting": usage.waiting,
+        "paused_for": usage.paused_until,
+        "pause_reason": usage.pause_reason or None,
+        "mode": policy.waiting,
+        "keys": list(policy.keys),
+        "units": sorted(policy.units),
+        "priorities": list(policy.priorities),
+        "limits": [asdict(limit) for limit in usage.limits],
+    }
+
+
+def holder_of(desk: Desk, holder: Holder) -> dict[str, Any]:
+    return asdict(holder) | {"id": f"{desk.name}:{holder.id}", "key": dict(holder.key)}
+
+
+async def list_gates(guard: Guard, request: Request) -> Response:
+    known(request)
+    found = []
+    for name in guard.gates:
+        desk = guard.desk(name)
+        found.append(usage_of(desk, await desk.gate.usage()))
+    return 200, JSON, encode({"gates": found}).encode()
+
+
+async def show_gate(guard: Guard, request: Request) -> Response:
+    query = known(request, "key")
+    desk = guard.desk(request.params["gate"])
+    usage = await desk.gate.usage(key_of(query.get("key")))
+    overrides = [asdict(override) for override in await desk.gate.overrides()]
+    headers = [*policy_header(desk.policy), (b"ratelimit", usage_field(usage.limits))]
+    return 200, headers, encode(usage_of(desk, usage) | {"overrides": overrides}).encode()
+
+
+async def holders(guard: Guard, request: Request) -> Response:
+    known(request)
+    desk = guard.desk(request.params["gate"])
+    found = [holder_of(desk, holder) for holder in await desk.gate.holders()]
+    return 200, JSON, encode({"gate": desk.name, "holders": found}).encode()
+
+
+async def explain(guard: Guard, request: Request) -> Response:
+    query = known(request, "cost", "key", "priority")
+    desk = guard.desk(request.params["gate"])
+    found = await desk.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
+    told = {
+        "gate": desk.name,
+        "granted": found.granted,
+        "after": found.after,
+        "limit": found.limit,
+        "reason": found.reason,
+        "waiting": found.waiting,
+        "limits": [asdict(limit) for limit in found.limits],
+        "holders": [holder_of(desk, holder) for holder in found.holders],
+    }
+    return 200, JSON, encode(told).encode()

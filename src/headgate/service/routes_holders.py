@@ -1,0 +1,34 @@
+"""Ending a lease by hand: for whoever may configure, when its holder is stuck. It is in the audit log."""
+
+from __future__ import annotations
+
+from . import shapes
+from .problems import Problem
+from .routes_gates import known
+from .web import JSON, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .app import Guard
+    from .web import Request, Response
+
+#: How a permit that somebody else holds may be ended: as if it failed, or as if it was never sent.
+OUTCOMES = ("error", "unsent")
+OUTCOME = shapes.choice("How it ended. `unsent` gives back what it counts on the rates too. Default: error.", *OUTCOMES)
+
+
+async def end_lease(guard: Guard, request: Request) -> Response:
+    """The id is one of `/holders`; unlike a release by its holder it takes the scope configure, whoever holds it."""
+    outcome = known(request, "outcome").get("outcome", "error")
+    if outcome not in OUTCOMES:
+        raise Problem(400, "bad-query", f"outcome must be one of {', '.join(OUTCOMES)}, not {outcome!r:.80}")
+    desk, id = guard.desk(request.params["gate"]), request.params["id"]
+    gate, _, name = id.partition(":")
+    if gate != desk.name or not name:
+        raise Problem(404, "not-found", f"{id!r:.120} is no id of a holder of {desk.name}; /holders lists them")
+    released = await desk.gate.release(name, outcome)
+    client = request.scope.get("client")
+    guard.audit.tell(
+        "release", desk.name, request.bearer, client[0] if client else "", id=id, outcome=outcome, released=released
+    )
+    return 200, JSON, encode({"id": id, "released": released}).encode()

@@ -1,0 +1,339 @@
+"""The guard's interface as a document: OpenAPI 3.1 for machines, one plain page for people. Both come from ROUTES."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from .. import __version__
+from . import shapes
+from .problems import KINDS, TYPE_PREFIX
+from .routes import ROUTES
+from .routes_batch import DOES
+from .tokens import SCOPES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..settings import Serve
+    from .routes import Route
+
+    Schema = dict[str, Any]
+
+#: Statuses that any route can answer, beside its own; 401 and 403 only where a token is needed.
+COMMON = (400, 404, 413, 415, 422, 500, 503)
+
+WORDS = {
+    200: "Done.",
+    400: "The request is not well formed.",
+    401: "A token is needed.",
+    403: "The token does not allow it.",
+    404: "There is no such gate or thing.",
+    409: "It contradicts what is there.",
+    410: "The lease has ended.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    422: "The input makes no sense, or the cost can never fit.",
+    429: "Not now. `Retry-After` says when.",
+    500: "A mistake of the guard.",
+    503: "The store cannot be reached, or the guard is shutting down. `Retry-After` says when to try again.",
+}
+
+
+def _object(about: str, **members: Schema) -> Schema:
+    return {
+        "type": "object",
+        "description": about,
+        "properties": members,
+        "required": list(members),
+        "additionalProperties": False,
+    }
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(of: str) -> Schema:
+    return {"type": "array", "items": _ref(of)}
+
+
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+WHOLE: Schema = {"type": "integer", "minimum": 0}
+SECONDS: Schema = {"type": "number", "minimum": 0}
+YES: Schema = {"type": "boolean"}
+PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for renew and release."}
+NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
+
+#: What answers look like.
+ANSWERS: dict[str, Schema] = {
+    "Permit": _object(
+        "A grant. It ends by release, or with its lease.",
+        id=PERMIT_ID,
+        gate=TEXT,
+        fence={
+            **WHOLE,
+            "description": "Grows with every grant of the gate. 0: let pass uncounted, the store was away.",
+        },
+        waited=SECONDS,
+        lease=_or_null({**SECONDS, "description": "Seconds that the lease lasts; null where nothing is leased."}),
+        expires=_or_null(
+            {**NUMBER, "description": "When it ends unless renewed, by the store's clock: epoch seconds."}
+        ),
+    ),
+    "Place": _object(
+        "A promised time.",
+        id=PERMIT_ID,
+        gate=TEXT,
+        delay={**WHOLE, "description": "Milliseconds to wait before going."},
+        limit=_or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
+    ),
+    "Renewed": _object("A lease that lives on.", id=PERMIT_ID, lease=SECONDS, expires=NUMBER),
+    "Released": _object(
+        "The end.",
+        id=PERMIT_ID,
+        released={**YES, "description": "False: it had already ended, and nothing was changed."},
+    ),
+    "LimitUsage": _object(
+        "How full one limit is. Times are seconds from now.",
+        name=TEXT,
+        kind={"type": "string", "enum": ["window", "bucket", "quota", "concurrency"]},
+        unit=TEXT,
+        key=_or_null(TEXT),
+        used=NUMBER,
+        limit=NUMBER,
+        available=NUMBER,
+        utilisation=NUMBER,
+        next_free=SECONDS,
+        time_left=_or_null(SECONDS),
+        maximum=_or_null(NUMBER),
+    ),
+    "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=_or_null(TEXT), value=NUMBER),
+    "Holder": _object(
+        "A live lease. `since` is seconds ago, `expires` seconds from now.",
+        id=PERMIT_ID,
+        holder=_or_null(TEXT),
+        key=NAMED,
+        since=SECONDS,
+        expires=SECONDS,
+        priority=_or_null(TEXT),
+    ),
+    "Explanation": _object(
+        "What would become of an ask.",
+        gate=TEXT,
+        granted=YES,
+        after=_or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
+        limit=_or_null(TEXT),
+        reason=TEXT,
+        waiting=WHOLE,
+        limits=_list("LimitUsage"),
+        holders=_list("Holder"),
+    ),
+    "Override": _object(
+        "An override, and what was there before.",
+        gate=TEXT,
+        limit=TEXT,
+        key=_or_null(NAMED),
+        value=_or_null(NUMBER),
+        was=_or_null(NUMBER),
+    ),
+    "Paused": _object(
+        "Whether the gate is paused, for how many seconds more, and why.",
+        gate=TEXT,
+        paused_for=_or_null(SECONDS),
+        pause_reason=_or_null(TEXT),
+    ),
+    "Reset": _object("What was reset; null: the whole gate.", gate=TEXT, limit=_or_null(TEXT)),
+    "Health": _object("All is well.", status={"type": "string", "const": "ok"}),
+    "Gates": _object("Every gate.", gates={"type": "array", "items": _ref("GateUsage")}),
+    "Holders": _object("Live leases, the oldest first.", gate=TEXT, holders=_list("Holder")),
+    "Replies": _object(
+        "One reply per command, in its place: what it would have been alone, with its `status`.",
+        replies={"type": "array", "items": {"type": "object", "properties": {"status": WHOLE}, "required": ["status"]}},
+    ),
+    "Executed": _object(
+        "One reply per command, in its place, and how far each gate has come.",
+        v=WHOLE,
+        seen={"type": "object", "additionalProperties": WHOLE},
+        replies={"type": "array", "items": {"type": "array"}},
+    ),
+    "Problem": {
+        "type": "object",
+        "description": "Problem details (RFC 9457).",
+        "properties": {
+            "type": {"type": "string", "enum": [TYPE_PREFIX + kind for kind in KINDS]},
+            "title": TEXT,
+            "status": WHOLE,
+            "detail": TEXT,
+            "retry_after": {**SECONDS, "description": "Seconds, exact; `Retry-After` has it in whole seconds."},
+            "limit": _or_null(TEXT),
+            "gate": _or_null(TEXT),
+            "position": _or_null(WHOLE),
+            "pointer": {**TEXT, "description": "The member that is meant."},
+        },
+        "required": ["type", "title", "status", "detail"],
+    },
+}
+
+_USAGE = _object(
+    "A gate. Times are seconds from now.",
+    gate=TEXT,
+    waiting=WHOLE,
+    paused_for=_or_null(SECONDS),
+    pause_reason=_or_null(TEXT),
+    mode={"type": "string", "enum": ["line", "promise"]},
+    keys={"type": "array", "items": TEXT},
+    units={"type": "array", "items": TEXT},
+    priorities={"type": "array", "items": TEXT},
+    limits=_list("LimitUsage"),
+)
+ANSWERS["GateUsage"] = _USAGE
+ANSWERS["Gate"] = {
+    **_USAGE,
+    "properties": {**_USAGE["properties"], "overrides": _list("OverrideInForce")},
+    "required": [*_USAGE["required"], "overrides"],
+}
+
+PARAMETERS: dict[str, Schema] = {
+    "gate": {"type": "string", "pattern": shapes.GATE_PATTERN, "description": "The gate's name."},
+    "limit": {"type": "string", "pattern": shapes.GATE_PATTERN, "description": "The limit's name."},
+    "id": {"type": "string", "pattern": shapes.PERMIT_PATTERN, "description": "The `id` of a grant."},
+}
+
+RETRY = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Whole seconds."}}
+
+
+def document(settings: Serve, tokens: bool, gates: list[str]) -> Schema:
+    """The OpenAPI 3.1 document of a guard with these settings. Where anybody may read all, it names the gates."""
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        made = paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, settings)
+        for parameter in made.get("parameters", ()) if not tokens else ():
+            if parameter["name"] == "gate":
+                parameter["schema"] = {
+                    "type": "string",
+                    "enum": gates,
+                    "description": PARAMETERS["gate"]["description"],
+                }
+    components: Schema = {"schemas": {**ANSWERS, "Command": _command_schema()}}
+    if tokens:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headgate guard",
+            "version": __version__,
+            "summary": "Permits for rate-limited services, over HTTP.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": components,
+        **({"security": [{"token": []}]} if tokens else {}),
+    }
+
+
+def _operation(route: Route, settings: Serve) -> Schema:
+    where = re.sub(r"\W+", " ", route.pattern.replace("/v1", "")).strip()
+    made: Schema = {
+        "operationId": f"{route.method} {where}".lower().replace(" ", "_"),
+        "summary": route.about,
+        "responses": {str(status): _response(status, answer) for status, answer in _answers(route).items()},
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS.get(name, TEXT)} for name in route.names
+    ]
+    for name, field in route.query.items():
+        parameters.append({"name": name, "in": "query", "required": False, "schema": field.schema})
+    if parameters:
+        made["parameters"] = parameters
+    if route.body is not None:
+        schema = route.body.schema()
+        if "wait" in schema["properties"]:
+            schema["properties"]["wait"] = {**schema["properties"]["wait"], "maximum": settings.max_wait}
+        made["requestBody"] = {
+            "required": bool(route.body.required),
+            "content": {"application/json": {"schema": schema}},
+        }
+    if route.scope is None:
+        made["security"] = []
+    else:
+        made["description"] = f"Needs the scope `{route.scope}`: {SCOPES[route.scope]}."
+    return made
+
+
+def _answers(route: Route) -> dict[int, Any]:
+    """A route's own statuses, and those that it can have like any other."""
+    common = [status for status in COMMON if route.pattern.startswith("/v1") or status in (400, 500, 503)]
+    common += [401, 403] if route.scope is not None else [403]
+    if route.names:
+        common.append(404)
+    return dict(sorted((dict.fromkeys(common, "Problem") | route.answers).items()))
+
+
+def _response(status: int, answer: str | None) -> Schema:
+    made: Schema = {"description": WORDS.get(status, "An answer.")}
+    if status in (429, 503):
+        made["headers"] = RETRY
+    if answer is None:
+        return made
+    if "/" in answer:
+        made["content"] = {answer: {}}
+    elif answer == "Problem":
+        made["content"] = {"application/problem+json": {"schema": _ref(answer)}}
+    else:
+        made["content"] = {"application/json": {"schema": _ref(answer)}}
+    return made
+
+
+def _command_schema() -> Schema:
+    return {"description": "One command of a batch.", "anyOf": [shape.schema() for shape in DOES.values()]}
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "code{font-size:.95em}h2{margin-top:2rem;font-size:1.1rem}table{border-collapse:collapse}"
+    "td,th{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0}"
+)
+
+
+def page() -> tuple[bytes, bytes]:
+    """The reference as one page without scripts, and the content security policy that it needs."""
+    import base64
+    import hashlib
+
+    parts = [f"<h1>Headgate guard {escape(__version__)}</h1>"]
+    parts.append(
+        '<p>For machines: <a href="/openapi.json">/openapi.json</a>. Errors are problem details (RFC 9457).</p>'
+    )
+    for route in ROUTES:
+        parts.append(f"<h2><code>{route.method} {escape(route.pattern)}</code></h2><p>{_html(route.about)}")
+        parts.append(f" Scope: <code>{route.scope}</code>.</p>" if route.scope else "</p>")
+        fields = {**route.query, **(route.body.fields if route.body else {})}
+        if fields:
+            rows = "".join(
+                f"<tr><td><code>{escape(name)}</code></td><td>{_html(field.schema['description'])}</td></tr>"
+                for name, field in fields.items()
+            )
+            parts.append(f"<table>{rows}</table>")
+    hashed = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    text = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Headgate guard: HTTP</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>"
+    )
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy.encode()
+
+
+def _html(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

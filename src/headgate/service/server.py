@@ -1,0 +1,117 @@
+"""Runs the guard on uvicorn: where it may listen, how it starts, and how it goes.
+
+uvicorn with httptools because it is the fastest server in Python that is well kept: measured against the others in
+docs/benchmarks.md. This is the one file that knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from contextlib import contextmanager
+
+from ..errors import ConfigError
+from .app import Guard, is_loopback
+from .audit import Audit
+from .log import begin, log
+from .tokens import Tokens
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..gate.gates import Gates
+    from ..settings import Serve
+
+#: Seconds that requests under way are given to end, once those who wait have been sent away.
+GRACE = 10
+
+
+def make_guard(gates: Gates, settings: Serve, any_gate: bool = False) -> Guard:
+    """A guard with its tokens and its audit log. Raises ConfigError where it may not listen where it was told to."""
+    beside = os.path.dirname(os.path.abspath(gates.config.path)) if gates.config.path else os.getcwd()
+    tokens = None if settings.tokens is None else Tokens(os.path.join(beside, settings.tokens))
+    if not tokens and not is_loopback(settings.host):
+        problem = (
+            f"{settings.host} is not loopback, and there are no tokens: anybody who can connect could do everything"
+        )
+        remedy = "make one with `headgate token new NAME --scope acquire`, or listen on 127.0.0.1"
+        raise ConfigError(problem, file=gates.config.path, path="serve.host", remedy=remedy)
+    audit = Audit(None if settings.audit is None else os.path.join(beside, settings.audit))
+    for name in gates:
+        gates.async_gate(name)  # a store that there is not is a mistake of the file, and shows here
+    return Guard(gates, tokens, settings, audit, any_gate)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises OSError with the address in it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host.strip("[]"), port))
+        made.listen(4096)
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    return made
+
+
+def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` is told the address as soon as requests are answered."""
+    import uvicorn
+
+    settings = guard.settings
+    begin(level)
+    connection = listening(settings.host, settings.port)
+    host, port = connection.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # uvicorn's own would raise the signal again at the end; to be told to stop, and to stop, is no failure.
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            log.info("serving", extra={"address": address, "gates": list(guard.gates)})
+            if ready is not None:
+                ready(address)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            log.info("shutting down", extra={"waiting": guard.caps.waiters})
+            guard.close()
+            await super().shutdown(sockets)
+            log.info("stopped")
+
+    # What is there by now stays. A busy guard makes many objects that live for a minute (ids that are remembered); looking
+    # at all of them so often that none is left behind for a moment would cost a fifth of its time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    config = uvicorn.Config(
+        guard,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=GRACE,
+        backlog=4096,
+    )
+    with connection:
+        server = Server(config)
+        runner = getattr(config, "get_loop_factory", None)
+        with asyncio.Runner(loop_factory=runner() if runner is not None else None) as run:
+            run.run(server.serve(sockets=[connection]))

@@ -1,0 +1,270 @@
+"""What bodies and parameters look like: each shape checks what comes in, and is the schema that the reference shows.
+
+One table for both, so that the document cannot promise what the check refuses. What only a gate can know (its units, keys
+and classes) is checked by the gate.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+
+from ..limits.base import NAME_RULE
+from ..model import OUTCOMES
+from ..plan import KEY_ALPHABET, KEY_RULE
+from .problems import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Schema = dict[str, Any]
+
+#: The most that a number may be, and the least that is not nought.
+MOST, LEAST = 1e15, 1e-9
+
+GATE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+KEY_PATTERN = r"^[A-Za-z0-9._:@/+~=-]{1,200}$"
+#: An id stands in paths, so it has no slash.
+ID_PATTERN = r"^[A-Za-z0-9._:@+~=-]{1,100}$"
+#: Its gate, the length of its lease where that is its own, and its id; a gate in another process may have made that.
+PERMIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(![0-9]{1,15})?:[A-Za-z0-9._:@/+~=,-]{1,400}$"
+is_name = re.compile(GATE_PATTERN[1:-1]).fullmatch
+is_permit = re.compile(PERMIT_PATTERN[1:-1]).fullmatch
+ID_SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+~=-"
+
+
+def wrong(name: str, right: str, value: object) -> Problem:
+    """What is refused, with its place as a JSON pointer."""
+    text = repr(value)
+    shown = text if len(text) <= 80 else f"{text[:80]}…"
+    return Problem(422, "invalid-input", f"{name} must be {right}, not {shown}", pointer=f"/{name}")
+
+
+class Field:
+    """One member of an object: its schema, and the check that goes with it."""
+
+    __slots__ = ("check", "schema")
+
+    def __init__(self, check: Callable[[str, Any], None], about: str, **schema: Any) -> None:
+        self.check = check
+        self.schema: Schema = {**schema, "description": about}
+
+
+def number(about: str, least: float, most: float = MOST, example: float | None = None, above: bool = False) -> Field:
+    bound = f"{'above' if above else 'at least'} {least:g}"
+    right = f"a number, {bound} and at most {most:g}"
+
+    def check(name: str, value: Any) -> None:
+        if value.__class__ is not float and value.__class__ is not int:
+            raise wrong(name, right, value)
+        if not (least < value <= most if above else least <= value <= most):
+            raise wrong(name, right, value)
+
+    schema: Schema = {"type": "number", "exclusiveMinimum" if above else "minimum": least, "maximum": most}
+    if example is not None:
+        schema["examples"] = [example]
+    return Field(check, about, **schema)
+
+
+def choice(about: str, *options: str) -> Field:
+    def check(name: str, value: Any) -> None:
+        if value not in options or value.__class__ is not str:
+            raise wrong(name, f"one of {', '.join(options)}", value)
+
+    return Field(check, about, type="string", enum=list(options))
+
+
+def text(about: str, most: int, least: int = 1, example: str | None = None) -> Field:
+    """Printable text for people."""
+
+    def check(name: str, value: Any) -> None:
+        if value.__class__ is not str or not least <= len(value) <= most or not value.isprintable():
+            raise wrong(name, f"{least} to {most} printable characters", value)
+
+    schema: Schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": PRINTABLE}
+    if example is not None:
+        schema["examples"] = [example]
+    return Field(check, about, **schema)
+
+
+#: What of `str.isprintable` a pattern can say: letters, marks, numbers, punctuation, symbols and the space of ASCII.
+PRINTABLE = r"^[ -~]*$"
+
+
+def name(about: str) -> Field:
+    def check(name: str, value: Any) -> None:
+        if value.__class__ is not str or not is_name(value):
+            raise wrong(name, NAME_RULE, value)
+
+    return Field(check, about, type="string", pattern=GATE_PATTERN)
+
+
+def _id(name: str, value: Any) -> None:
+    if value.__class__ is not str or not 0 < len(value) <= 100 or value.strip(ID_SIGNS):
+        raise wrong(name, "1 to 100 letters, digits or any of . _ : @ + ~ = -", value)
+
+
+def amounts(about: str, zero: bool) -> Field:
+    """A number of requests, or unit → amount."""
+    bound = "at least 0" if zero else "above 0"
+
+    def fits(value: Any) -> bool:
+        if value.__class__ is not float and value.__class__ is not int:
+            return False
+        return (0 if zero else LEAST) <= value <= MOST and isfinite(value)
+
+    def check(name: str, value: Any) -> None:
+        if value.__class__ is dict:
+            if value and all(fits(amount) for amount in value.values()):
+                return
+        elif fits(value):
+            return
+        raise wrong(name, f"a number of requests {bound}, or an object of unit and amount {bound}", value)
+
+    amount = {"type": "number", "minimum": 0 if zero else LEAST, "maximum": MOST}
+    named = {"type": "object", "additionalProperties": amount, "minProperties": 1}
+    return Field(check, about, anyOf=[amount, named])
+
+
+def _key(name: str, value: Any) -> None:
+    if value.__class__ is not dict:
+        raise wrong(name, "an object of key and value, both strings", value)
+    for part in value.values():
+        if part.__class__ is not str or not 0 < len(part) <= 200 or part.strip(KEY_ALPHABET):
+            raise wrong(name, f"an object of key and value; each value is {KEY_RULE}", value)
+
+
+COST = amounts("What it costs: a number of requests, or an object of unit and amount. Default: 1 request.", zero=False)
+ACTUAL = amounts("What it really cost; the difference is given back or charged.", zero=True)
+KEY = Field(
+    _key,
+    "Who asks, for limits that are kept by a key.",
+    type="object",
+    additionalProperties={"type": "string", "pattern": KEY_PATTERN},
+    examples=[{"org": "acme"}],
+)
+PRIORITY = name("The priority class. Default: the highest.")
+HOLDER = text("Who holds it, for people to see.", 200, example="chunk_001.pdf")
+LEASE = number("Seconds that the lease lasts unless it is renewed. Default: the limit's own.", 0.01, 31_536_000)
+ID = Field(
+    _id,
+    "Your own id for this ask. The same ask again under it gets the same permit, or its place in the line.",
+    type="string",
+    pattern=ID_PATTERN,
+)
+WAIT = number("Seconds to wait for a turn. Default: 0, do not wait.", 0, 86_400)
+OUTCOME = choice("How it ended. `unsent` gives it back.", *OUTCOMES)
+RETRY_AFTER = number("Seconds for which the upstream asked to wait: the gate is paused for so long.", 0, 86_400 * 31)
+
+
+class Shape:
+    """An object with known members and no others."""
+
+    __slots__ = ("about", "fields", "required", "title")
+
+    def __init__(self, title: str, about: str, fields: Mapping[str, Field], required: tuple[str, ...] = ()) -> None:
+        self.title = title
+        self.about = about
+        self.fields = fields
+        self.required = required
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Raises Problem for the first member that is unknown, missing or not as it should be."""
+        fields = self.fields
+        for member, value in body.items():
+            field = fields.get(member)
+            if field is None:
+                from ..tables import did_you_mean, listed
+
+                known = f"the members are {listed(fields)}" if fields else "there are none here"
+                raise Problem(
+                    422, "invalid-input", f"{member!r} is unknown; {did_you_mean(member, fields)}{known}",
+                    pointer=f"/{member}",
+                )  # fmt: skip
+            field.check(member, value)
+        for member in self.required:
+            if member not in body:
+                raise Problem(422, "invalid-input", f"{member} is missing", pointer=f"/{member}")
+
+    def schema(self) -> Schema:
+        made: Schema = {
+            "type": "object",
+            "description": self.about,
+            "properties": {member: field.schema for member, field in self.fields.items()},
+            "additionalProperties": False,
+        }
+        if self.required:
+            made["required"] = list(self.required)
+        return made
+
+
+ASK_FIELDS = {"cost": COST, "key": KEY, "priority": PRIORITY, "holder": HOLDER, "lease": LEASE, "id": ID}
+
+NOTHING = Shape("Nothing", "No body, or an empty object.", {})
+ACQUIRE = Shape("Ask", "Who wants what. All of it is optional.", {**ASK_FIELDS, "wait": WAIT})
+RESERVE = Shape("Reserve", "What a time is wanted for.", {"cost": COST, "key": KEY, "priority": PRIORITY, "id": ID})
+RENEW = Shape("Renew", "How long the lease is to last.", {"lease": LEASE})
+RELEASE = Shape("Release", "How it ended.", {"outcome": OUTCOME, "retry_after": RETRY_AFTER, "cost": ACTUAL})
+LIMIT = Shape(
+    "Limit", "The value in force from the next decision on.", {"value": number("The new limit.", LEAST)}, ("value",)
+)
+PAUSE = Shape(
+    "Pause",
+    "For how long, and why.",
+    {
+        "seconds": number("No new grants for so long.", 0.001, 86_400 * 365),
+        "reason": text("Shown to whoever asks what blocks.", 200, least=0),
+    },
+    ("seconds",),
+)
+RESET = Shape("Reset", "Which limit; without one, the whole gate.", {"limit": name("The limit to reset.")})
+GATE = name("The gate.")
+
+
+def _permit(name: str, value: Any) -> None:
+    if value.__class__ is not str or not is_permit(value):
+        raise wrong(name, "the id of a permit, as in adobe:5f3c-12", value)
+
+
+PERMIT = Field(_permit, "The id of the permit, as the grant told it.", type="string", pattern=PERMIT_PATTERN)
+
+
+def _commands(name: str, value: Any) -> None:
+    if value.__class__ is not list or not value:
+        raise wrong(name, "an array of commands, at least one", value)
+
+
+COMMANDS = Field(
+    _commands,
+    "Commands, each with `do` (acquire, reserve, renew or release) and the members that it has alone.",
+    type="array",
+    minItems=1,
+    items={"$ref": "#/components/schemas/Command"},
+)
+BATCH = Shape("Batch", "Many commands, decided together. Nobody waits.", {"commands": COMMANDS}, ("commands",))
+
+
+def _unlooked(name: str, value: Any) -> None:
+    """A parameter of the query, which its handler takes apart."""
+
+
+#: A number above nought without exponent, as one writes it by hand.
+AMOUNT = r"([1-9][0-9]{0,11}(\.[0-9]{1,9})?|0\.[0-9]{0,8}[1-9])"
+_UNIT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+COST_PATTERN = rf"^({_UNIT}=)?{AMOUNT}(,({_UNIT}=)?{AMOUNT})*$"
+KEY_QUERY = Field(
+    _unlooked,
+    "Whose: the key and its value, as in org=acme; several with commas between.",
+    type="string",
+    pattern=r"^[A-Za-z0-9._-]{1,100}=[A-Za-z0-9._:@/+~=-]{1,200}$",
+    examples=["org=acme"],
+)
+COST_QUERY = Field(
+    _unlooked,
+    "What it would cost: 2, or pu=3.2,requests=1.",
+    type="string",
+    pattern=COST_PATTERN,
+    examples=["2"],
+)

@@ -1,0 +1,359 @@
+"""`GET /v1/events`: server-sent events for the dashboard. One sampler looks for all who watch.
+
+    event: hello
+    data: {"version": …, "may_change": …, "tokens": …, "history": {gate: [[time, granted, refused, limited, waiting], …]}}
+
+    event: gates              every second
+    data: {"at": …, "gates": [{"name": …, "limits": […], "keys": […], "waiters": […], "holders": […], "counts": […], …}]}
+
+Times are seconds since 1970, lengths are seconds. Counts are of what was asked of this guard since the row before;
+`waiting` is everybody's, and null where nobody looked. A client that is slower than the samples skips some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from contextlib import suppress
+
+from ..commands import Peek
+from ..errors import HeadgateError
+from ..gate.desk import decide_all
+from ..model import Snapshot
+from .log import log
+from .problems import Problem, shown
+from .routes_gates import known
+from .web import encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from ..gate.desk import Desk
+    from ..limits import Limit
+    from ..model import Holder, LimitUsage, Waiter
+    from .app import Guard
+    from .web import Request, Response
+
+    #: By limit, and key or None.
+    Overrides = dict[tuple[str, str | None], float]
+    #: Time, granted, refused, 429s reported, waiting.
+    Row = tuple[int, int, int, int, int | None]
+
+#: Seconds of counts that are kept.
+KEPT = 600
+#: Seconds between looks while nobody watches: enough for the course of the waiting line.
+IDLE = 10
+#: How many may watch, how many holders are told of, and of how many keys the limits are looked at.
+WATCHERS, HOLDERS, KEYS = 64, 100, 12
+#: To list the holders takes a walk over all leases: beyond so many, not every second.
+MANY = 500
+
+HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    # Proxies that collect an answer before they pass it on would keep the page waiting for ever.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Watcher:
+    """One client: the latest sample that it has not got yet."""
+
+    __slots__ = ("latest", "news", "over")
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.latest: bytes | None = None
+        self.over = False
+
+    def tell(self, sample: bytes) -> None:
+        self.latest = sample
+        self.news.set()
+
+    def end(self) -> None:
+        self.over = True
+        self.news.set()
+
+
+class Sampler:
+    """Looks at every gate once a second while anybody watches, and keeps the counts of the last ten minutes."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._rows: dict[str, deque[Row]] = {}
+        self._before: dict[str, tuple[int, int, int]] = {}
+        #: Gate → when they were listed, on this process's clock, and the list.
+        self._holders: dict[str, tuple[float, list[Holder]]] = {}
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._come = asyncio.Event()
+        self._ticks = 0
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="headgate-sampler")
+
+    def close(self) -> None:
+        """No more samples; those who watch are let go, and come again by themselves."""
+        if self._task is not None:
+            self._task.cancel()
+        for watcher in self._watchers:
+            watcher.end()
+
+    def watch(self) -> Watcher:
+        """One more watches. Raises Problem where too many do; whoever watches must leave."""
+        if len(self._watchers) >= WATCHERS:
+            raise Problem(503, "too-many-watchers", f"{WATCHERS} watch this guard already, and it takes no more")
+        self.start()
+        watcher = Watcher()
+        self._watchers.add(watcher)
+        self._come.set()
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    def history(self) -> dict[str, list[Row]]:
+        return {name: list(rows) for name, rows in self._rows.items()}
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._come.clear()
+            watched = bool(self._watchers)
+            try:
+                await self._sample(watched)
+            except Exception:  # one sample that fails must not be the last
+                log.exception("the dashboard's sampler failed")
+            self._ticks += 1
+            # On the second, so that a row is a second; whoever comes meanwhile need not wait for it.
+            pause = 1.0 - time.time() % 1.0
+            if watched:
+                await asyncio.sleep(pause)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._come.wait(), pause)
+
+    async def _sample(self, watched: bool) -> None:
+        looked = await self._look(watched) if watched or self._ticks % IDLE == 0 else {}
+        at = int(time.time())
+        for name in self._names():
+            found = looked.get(name, {})
+            row = (at, *self._count(name), found.get("waiting"))
+            self._rows.setdefault(name, deque(maxlen=KEPT)).append(row)
+            if found:
+                found["counts"] = row[1:]
+        if watched:
+            sample = b"event: gates\ndata: %s\n\n" % encode({"at": at, "gates": list(looked.values())}).encode()
+            for watcher in self._watchers:
+                watcher.tell(sample)
+
+    def _names(self) -> Iterable[str]:
+        return self._guard.gates
+
+    def _count(self, name: str) -> tuple[int, int, int]:
+        """What was asked since the row before: granted, refused, 429s that were reported."""
+        total = counts_of(self._guard, name)
+        before = self._before.get(name, (0, 0, 0))
+        self._before[name] = total
+        return total[0] - before[0], total[1] - before[1], total[2] - before[2]
+
+    async def _look(self, closely: bool) -> dict[str, Any]:
+        """Each gate as it is told. One round trip per store, and one more where limits are by a key."""
+        desks = [self._guard.desk(name) for name in self._names()]
+        peeks = []
+        for desk in desks:
+            walk = len(self._held(desk)[1]) // MANY + 1
+            peeks.append((desk, Peek(desk.policy, leases=closely and self._ticks % walk == 0, waiters=closely)))
+        found: dict[str, Any] = {}
+        asked: list[tuple[Desk, Peek]] = []
+        for (desk, peek), snapshot in zip(peeks, await decide_all(peeks), strict=True):
+            if not isinstance(snapshot, Snapshot):
+                found[desk.name] = {"name": desk.name, "error": shown(str(snapshot))}
+                continue
+            if peek.leases:
+                self._holders[desk.name] = (time.monotonic(), desk.gate._holders_of(snapshot))
+            found[desk.name] = self._told(desk, snapshot)
+            if closely:
+                asked += [(desk, peek) for peek in self._by_key(desk, desk.gate._waiters_of(snapshot))]
+        for (desk, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
+            if isinstance(snapshot, Snapshot):
+                add_keys(found[desk.name], desk, snapshot)
+        for told in found.values():
+            told.get("keys", []).sort(
+                key=lambda row: row["key"]
+            )  # in an order that stays, so that the page stands still
+        return found
+
+    def _told(self, desk: Desk, snapshot: Snapshot) -> dict[str, Any]:
+        policy = desk.policy
+        usage = desk.gate._usage_of(snapshot)
+        limits = {limit.name: limit for limit in policy.limits}
+        overrides = overrides_of(snapshot)
+        listed, holders = self._held(desk)
+        age = time.monotonic() - listed
+        slots = [row for row in usage.limits if row.kind == "concurrency" and "@" not in row.name]
+        return {
+            "name": desk.name,
+            "mode": policy.waiting,
+            "priorities": list(policy.priorities),
+            "paused": None if usage.paused_until is None else {"for": usage.paused_until, "reason": usage.pause_reason},
+            "waiting": usage.waiting,
+            "holding": max([len(holders), *(int(row.used) for row in slots)]),
+            "limits": [limit_row(row, limits, overrides) for row in usage.limits],
+            "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
+            "keys": [],
+            "waiters": [person(waiter) for waiter in desk.gate._waiters_of(snapshot)],
+            "holders": [
+                person(holder, age)
+                | {"expires": max(0.0, holder.expires - age), "permit": permit_name(desk, holder.id)}
+                for holder in holders[:HOLDERS]
+            ],
+            "error": None,
+        }
+
+    def _held(self, desk: Desk) -> tuple[float, list[Holder]]:
+        return self._holders.get(desk.name) or (time.monotonic(), [])
+
+    def _by_key(self, desk: Desk, waiters: list[Waiter]) -> list[Peek]:
+        """What to look at for the limits by a key: the keys of those who hold or wait most."""
+        if not desk.policy.keys:
+            return []
+        counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+        people: list[Holder | Waiter] = [*self._held(desk)[1], *waiters]
+        for one in people:
+            counts[tuple(sorted(one.key.items()))] += 1
+        peeks = []
+        for key, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:KEYS]:
+            with suppress(HeadgateError):  # of an ask that was made with another configuration
+                peeks.append(desk.gate._peek_key(dict(key)))
+        return peeks
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------------------
+
+
+def overrides_of(snapshot: Snapshot) -> Overrides:
+    return {(override.limit, override.key): override.value for override in snapshot.overrides}
+
+
+def traits(limit: Limit, overrides: Overrides, key: str | None) -> dict[str, Any]:
+    """What a limit is, apart from what is used of it. `own` is its configured value, `value` the one in force."""
+    length = getattr(limit, "per", None)
+    everybodys = overrides.get((limit.name, None), limit.limit)
+    return {
+        "name": limit.name,
+        "kind": limit.kind,
+        "unit": limit.unit,
+        "by": limit.by,
+        "own": limit.limit,
+        "value": overrides.get((limit.name, key), everybodys),
+        "overridden": (limit.name, key) in overrides,
+        "per": length / 1_000_000 if isinstance(length, int) else length,
+        "burst": getattr(limit, "burst", None),
+    }
+
+
+def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -> dict[str, Any]:
+    name, _, share = row.name.partition("@")
+    return traits(limits[name], overrides, row.key) | {
+        "class": share or None,
+        "key": row.key,
+        "used": row.used,
+        "limit": row.limit,
+        "available": row.available,
+        "utilisation": row.utilisation,
+        # Further off than a century is: never, as far as anybody can say.
+        "next_free": row.next_free if row.next_free < 3.2e9 else None,
+        "time_left": row.time_left,
+        "maximum": row.maximum,
+    }
+
+
+def add_keys(told: dict[str, Any], desk: Desk, snapshot: Snapshot) -> None:
+    limits = {limit.name: limit for limit in desk.policy.limits}
+    overrides = overrides_of(snapshot)
+    known = {(row["name"], row["key"]) for row in told["keys"]}
+    for row in snapshot.limits:
+        if row.key is not None and "@" not in row.name and (row.name, row.key) not in known:
+            told["keys"].append(limit_row(row, limits, overrides))
+
+
+def person(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "holder": one.holder,
+        "key": dict(one.key),
+        "since": one.since + age,
+        "priority": one.priority,
+    }
+
+
+def permit_name(desk: Desk, id: str) -> str:
+    return f"{desk.name}:{id}"
+
+
+def counts_of(guard: Guard, name: str) -> tuple[int, int, int]:
+    """Granted, refused and reported as rate limited, since the guard began."""
+    found = guard.state.get("tally", {}).get(name, (0, 0, 0))
+    return found[0], found[1], found[2]
+
+
+# --- the route ----------------------------------------------------------------------------------------------------------
+
+
+def sampler_of(guard: Guard) -> Sampler:
+    found: Sampler | None = guard.state.get("sampler")
+    if found is None:
+        found = guard.state["sampler"] = Sampler(guard)
+    return found
+
+
+async def events(guard: Guard, request: Request) -> Response | None:
+    """Samples until the client hangs up or the guard closes."""
+    known(request)
+    if request.scope["method"] == "HEAD":
+        return 200, HEADERS, b""
+    sampler = sampler_of(guard)
+    watcher = sampler.watch()
+    hanging_up = asyncio.get_running_loop().create_task(_hang_up(request, watcher))
+    try:
+        await request.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await _write(request, b"event: hello\ndata: %s\n\n" % encode(_hello(guard, request, sampler)).encode())
+        while not watcher.over and not guard.closing:
+            await watcher.news.wait()
+            watcher.news.clear()
+            if watcher.latest is not None:
+                sample, watcher.latest = watcher.latest, None
+                await _write(request, sample)
+        await request.send({"type": "http.response.body", "body": b""})
+    finally:
+        sampler.leave(watcher)
+        hanging_up.cancel()
+    return None
+
+
+async def _hang_up(request: Request, watcher: Watcher) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    watcher.end()
+
+
+async def _write(request: Request, body: bytes) -> None:
+    await request.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _hello(guard: Guard, request: Request, sampler: Sampler) -> dict[str, Any]:
+    from .. import __version__
+
+    bearer = request.bearer
+    return {
+        "version": __version__,
+        "tokens": guard.tokens is not None,
+        "may_change": guard.tokens is None or (bearer is not None and "configure" in bearer.scopes),
+        "history": sampler.history(),
+    }

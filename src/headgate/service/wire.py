@@ -1,0 +1,347 @@
+"""`POST /v1/execute`: what the `http://` store of other processes sends, read by one who trusts nobody, and decided.
+
+The form itself is in `stores/http_wire.py`. The guard's own gates are authoritative: a client's policy is compared with
+the guard's, decided by the guard's, and refused with the difference where there is one.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from ..commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
+from ..errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
+from ..model import NEVER, SECOND, Ended, Refusal, Wait
+from ..plan import Policy
+from ..stores import open_store
+from ..stores.http_wire import VERSION, TooMany, answer
+from .shapes import Field, Shape, wrong
+from .web import JSON
+from .wire_read import Reading, is_whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from ..commands import Command
+    from ..gate.base import BaseGate
+    from ..limits import Limit
+    from ..stores.base import Store
+    from .app import Guard
+    from .caps import Caps
+    from .web import Request, Response
+
+#: Bytes of one request: a heartbeat may carry the leases and tickets of a busy process.
+LARGEST_BODY = 8 * 1024 * 1024
+
+#: Commands in one request; the client sends 256 at most, and a heartbeat is one.
+MOST_COMMANDS = 1024
+
+#: Tickets whose wait is timed; one of a process that died stays among them.
+MOST_STANDING = 100_000
+
+#: Policies that are known to be the guard's own, by their fingerprint.
+KNOWN = 1024
+
+
+class Wire:
+    """Decides requests of http stores on the gates of one guard.
+
+    `spare` is the store for gates that the guard's file does not name, where those are let in.
+    """
+
+    def __init__(self, gates: Mapping[str, BaseGate], spare: Store | None = None, caps: Caps | None = None) -> None:
+        self.gates = gates
+        self._spare = spare
+        self.caps = caps
+        self._known: dict[str, tuple[Policy, Policy]] = {}
+        #: Since when the tickets of clients stand in line, as far as they came by here.
+        self.standing: dict[str, float] = {}
+
+    def stores(self) -> list[Store]:
+        """Every store that a command may go to, once each."""
+        stores = [gate._store for gate in self.gates.values()]
+        if self._spare is not None:
+            stores.append(self._spare)
+        return list({id(store): store for store in stores}.values())
+
+    def store_of(self, gate: str) -> Store:
+        found = self.gates.get(gate)
+        if found is not None:
+            return found._store
+        if self._spare is not None:
+            return self._spare
+        raise self._unknown(gate)
+
+    def _unknown(self, gate: str) -> UnknownGate:
+        names = ", ".join(self.gates) or "none"
+        return UnknownGate(
+            f"this guard has no gate {gate!r}", remedy=f"it has {names}; others need `headgate serve --any-gate`"
+        )
+
+    async def execute(
+        self,
+        told: Mapping[str, Any],
+        allows: Callable[[str], bool],
+        heard: Callable[[Command, Any], None] | None = None,
+    ) -> bytes:
+        """The answer to a request of the right shape (`EXECUTE`).
+
+        `allows` says whether its token has a scope; `heard` is told each command with its reply.
+        """
+        reading = Reading(self, told.get("policies"), allows)
+        commands: list[Any] = []
+        for row in told["commands"]:
+            try:
+                commands.append(reading.command(row))
+            except HeadgateError as error:
+                commands.append(error)
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                commands.append(InvalidInput(f"a command is not well formed: {type(error).__name__}: {error}"))
+        self._hear(told.get("seen"))
+        replies = await self._decide(commands)
+        if heard is not None:
+            for command, reply in zip(commands, replies, strict=True):
+                if not isinstance(command, HeadgateError):
+                    heard(command, reply)
+        return answer(replies, self._seen({command.gate for command in commands if not isinstance(command, Exception)}))
+
+    async def _decide(self, commands: list[Any]) -> list[Any]:
+        replies: list[Any] = list(commands)  # errors stay where they are
+        by_store: dict[int, tuple[Store, list[int]]] = {}
+        for at, command in enumerate(commands):
+            if not isinstance(command, HeadgateError):
+                store = self.store_of(command.gate)
+                by_store.setdefault(id(store), (store, []))[1].append(at)
+        for store, places in by_store.values():
+            # The first gate of a store finds out for all whether it is there.
+            gate = self.gates.get(commands[places[0]].gate)
+            try:
+                if gate is not None:
+                    gate._outage.check()
+                found = await store.aexecute([commands[at] for at in places])
+                if gate is not None:
+                    gate._outage.ended()
+            except StoreUnavailable as error:
+                if gate is not None and not getattr(error, "unknown", False):
+                    gate._outage.began(error)
+                found = [error] * len(places)
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = reply
+        if self.caps is not None:
+            await self._send_away(commands, replies, self.caps.settings.max_waiters)
+        return replies
+
+    async def _send_away(self, commands: list[Any], replies: list[Any], most: int) -> None:
+        """Who came to stand behind as many as the guard takes is taken out of the line again."""
+        for at, reply in enumerate(replies):
+            if (
+                isinstance(reply, Wait)
+                and reply.position > most
+                and commands[at].__class__ is Stand
+                and commands[at].waits
+            ):
+                stand = commands[at]
+                await self.store_of(stand.gate).aexecute([Cancel(stand.plan.policy, stand.id)])
+                replies[at] = TooMany(f"gate {stand.gate!r}: {most} wait already, and this guard takes no more")
+
+    # --- how far gates have come ------------------------------------------------------------------------------------
+
+    def _hear(self, seen: Any) -> None:
+        """What clients have seen of gates: a store that is behind that has lost state."""
+        for gate, number in (seen or {}).items():
+            try:
+                store = self.store_of(gate)
+            except UnknownGate:
+                continue
+            if (saw := getattr(store, "saw", None)) is not None:
+                saw(gate, number)
+
+    def _seen(self, gates: set[str]) -> dict[str, int]:
+        found = {}
+        for gate in gates:
+            if (saw := getattr(self.store_of(gate), "saw", None)) is not None:
+                found[gate] = saw(gate, 0)
+        return found
+
+    # --- policies ---------------------------------------------------------------------------------------------------
+
+    def policy(self, fingerprint: Any, spec: Any) -> Policy:
+        """The guard's own policy for one that a client names. Raises ConfigError with the difference."""
+        gate = self.gates.get(spec[0])
+        known = self._known.get(fingerprint)
+        if known is not None and (known[1] is known[0] if gate is None else known[1] is gate._policy):
+            return known[1]
+        if gate is None and self._spare is None:
+            raise self._unknown(str(spec[0]))
+        try:
+            theirs = Policy.from_spec(spec)
+        except InvalidInput:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise InvalidInput(f"a policy is not well formed: {type(error).__name__}: {error}") from None
+        if theirs.fingerprint != fingerprint:
+            raise InvalidInput(f"gate {theirs.name!r}: the fingerprint of its policy is another")
+        ours = theirs if gate is None else self._same(gate, theirs)
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        self._known[fingerprint] = (theirs, ours)
+        return ours
+
+    def _same(self, gate: BaseGate, theirs: Policy) -> Policy:
+        ours = gate._policy
+        adapted = getattr(gate._store, "adapted", None)
+        limits = theirs.limits if adapted is None else tuple(adapted(theirs.limits))
+        found = differences(ours, theirs, limits, set(gate._sources))
+        if found:
+            raise ConfigError(
+                f"gate {ours.name!r} is another in the guard: {'; '.join(found)}. The guard's file decides: make this "
+                f"process's the same, or leave the limit out of it and change it live"
+            )
+        return ours
+
+
+def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving: set[str]) -> list[str]:
+    """In words, what the guard's policy and a client's do not share. Values of `moving` limits may differ."""
+    found = []
+    if ours.waiting != theirs.waiting:
+        found.append(f"it waits by {ours.waiting} there and by {theirs.waiting} here")
+    if ours.priorities != theirs.priorities or list(ours.priorities) != list(theirs.priorities):
+        found.append(f"its priorities are {ours.priorities or 'none'} there and {theirs.priorities or 'none'} here")
+    mine, other = {limit.name: limit for limit in ours.limits}, {limit.name: limit for limit in limits}
+    for name in mine.keys() - other.keys():
+        found.append(f"it has a limit {name!r} there and not here")
+    for name in other.keys() - mine.keys():
+        found.append(f"it has a limit {name!r} here and not there")
+    for name in [name for name in mine if name in other]:
+        one, two = mine[name], other[name]
+        if one.kind != two.kind:
+            found.append(f"limit {name!r} is a {one.kind} there and a {two.kind} here")
+            continue
+        for what in ("limit", "per", "burst", "slack", "zone", "lease", "unit", "by", "adaptive"):
+            if what in ("limit", "burst") and name in moving:
+                continue
+            there: Any = getattr(one, what, None)
+            here: Any = getattr(two, what, None)
+            if hasattr(there, "spec") and hasattr(here, "spec"):
+                there, here = there.spec(), here.spec()
+            if there != here:
+                found.append(f"limit {name!r} has {what} {_words(what, there)} there and {_words(what, here)} here")
+    return found
+
+
+def _words(what: str, value: Any) -> str:
+    if what in ("per", "slack", "lease") and isinstance(value, int):
+        return f"{value / SECOND:g} s"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+# --- the route ------------------------------------------------------------------------------------------------------
+
+
+def wire_of(guard: Guard) -> Wire:
+    """The one of a guard, made when it is first needed."""
+    wire: Wire | None = guard.state.get("wire")
+    if wire is None:
+        gates = {name: guard.desk(name).gate for name in guard.gates}
+        spare = open_store(guard.gates.config.store) if guard.any_gate else None
+        wire = guard.state["wire"] = Wire(gates, spare, guard.caps)
+    return wire
+
+
+def _version(name: str, value: Any) -> None:
+    if value.__class__ is not int or value != VERSION:
+        raise wrong(name, f"{VERSION}, the version that this guard speaks", value)
+
+
+def _rows(name: str, value: Any) -> None:
+    if value.__class__ is not list:
+        raise wrong(name, "an array", value)
+
+
+def _commands(name: str, value: Any) -> None:
+    _rows(name, value)
+    if not 0 < len(value) <= MOST_COMMANDS:
+        raise wrong(name, f"an array of 1 to {MOST_COMMANDS}", len(value))
+
+
+def _numbers(name: str, value: Any) -> None:
+    if value.__class__ is not dict or not all(is_whole(number, 0, NEVER) for number in value.values()):
+        raise wrong(name, "an object of gates and whole numbers", value)
+
+
+EXECUTE = Shape(
+    "Execute",
+    "What the `http://` store of a process sends: commands in the form of `stores/http_wire.py`. For people: `/v1/batch`.",
+    {
+        "v": Field(_version, "The version of the form.", type="integer", const=VERSION),
+        "policies": Field(_rows, "The policies that commands name by number.", type="array", items={}),
+        "seen": Field(
+            _numbers,
+            "How far each gate had come, as the process was told.",
+            type="object",
+            additionalProperties={"type": "integer", "minimum": 0, "maximum": NEVER},
+        ),
+        "commands": Field(
+            _commands,
+            "The commands; each is decided or refused by itself.",
+            type="array",
+            # One that is not well formed has an error in its place, as any other that cannot be decided.
+            items={},
+            minItems=1,
+            maxItems=MOST_COMMANDS,
+        ),
+    },
+    ("v", "commands"),
+)
+
+
+async def execute(guard: Guard, request: Request) -> Response:
+    """`POST /v1/execute`."""
+    told = await request.json(LARGEST_BODY)
+    EXECUTE.check(told)
+    bearer = request.bearer
+    allows = bearer.scopes.__contains__ if bearer is not None else lambda scope: guard.tokens is None
+
+    def heard(command: Command, reply: Any) -> None:
+        if isinstance(command, Configure | Pause | Reset):
+            if not isinstance(reply, HeadgateError):
+                _audit(guard, request, command)
+        else:
+            _count(guard, wire.standing, command, reply)
+
+    wire = wire_of(guard)
+    return 200, JSON, await wire.execute(told, allows, heard)
+
+
+def _count(guard: Guard, standing: dict[str, float], command: Command, reply: Any) -> None:
+    """What became of an ask or a permit, for whoever counts that."""
+    if isinstance(command, Admit):
+        since = standing.pop(command.id, None) if standing else None
+        if reply.__class__ is tuple:
+            guard.count(command.gate, "granted", 0.0 if since is None else monotonic() - since, command)
+        elif isinstance(reply, Wait) and command.waits:
+            if len(standing) < MOST_STANDING:
+                standing[command.id] = monotonic() if since is None else since
+        elif isinstance(reply, Wait | Refusal):
+            guard.count(command.gate, "refused", 0.0, command)
+    elif isinstance(command, Settle | Release):
+        if isinstance(reply, Ended) and not reply.lost:
+            guard.count(command.gate, command.outcome or "goes on", 0.0, command)
+    elif isinstance(command, Cancel) and standing.pop(command.id, None) is not None:
+        guard.count(command.gate, "refused")
+
+
+def _audit(guard: Guard, request: Request, command: Configure | Pause | Reset) -> None:
+    client = (request.scope.get("client") or ("unknown",))[0]
+    tell = guard.audit.tell
+    if isinstance(command, Configure):
+        name, _, key = command.member.partition("|")
+        action = "clear_limit" if command.value is None else "set_limit"
+        tell(action, command.gate, request.bearer, client, limit=name, key=key or None, value=command.value)
+    elif isinstance(command, Reset):
+        tell("reset", command.gate, request.bearer, client, limit=command.limit)
+    elif not command.length:
+        tell("resume", command.gate, request.bearer, client)
+    elif not command.reason.startswith("upstream: "):
+        tell("pause", command.gate, request.bearer, client, seconds=command.length / SECOND, reason=command.reason)

@@ -1,0 +1,251 @@
+"""Reading the commands of a request of the store's protocol: every number, name and amount is checked here.
+
+The letters and the order of what follows them are those of `stores/http_wire.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ..errors import HeadgateError, InvalidInput
+from ..gate.base import checked_holder
+from ..limits import LARGEST, Concurrency, positive
+from ..model import NEVER, OUTCOMES
+from ..stores.http_wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
+from .problems import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..commands import Command
+    from ..gate.base import BaseGate
+    from ..plan import Plan, Policy
+    from .wire import Wire
+
+#: What ids are made of: a key's alphabet, and the commas of an id that tells its keys.
+_ID = re.compile(r"[A-Za-z0-9._:@/+~=,-]{1,600}")
+_SESSION = re.compile(r"[0-9a-z][0-9a-z-]{0,31}")
+
+
+class Reading:
+    """One request: its policies, and its commands one after the other."""
+
+    def __init__(self, wire: Wire, policies: Any, allows: Callable[[str], bool]) -> None:
+        self._wire = wire
+        self._rows = policies if isinstance(policies, list) else []
+        self._policies: dict[int, Policy | HeadgateError] = {}
+        self._allows = allows
+
+    def command(self, row: Any) -> Command:
+        kind = row[0]
+        reader, scope = _READERS[kind]
+        self._need(scope)
+        return reader(self, *row[1:])
+
+    def _need(self, scope: str) -> None:
+        if not self._allows(scope):
+            raise NotAllowed(f"this needs a token with the scope {scope!r}, and the token sent does not have it")
+
+    def policy(self, number: Any) -> Policy:
+        _int("the number of a policy", number, 0, len(self._rows) - 1)
+        found = self._policies.get(number)
+        if found is None:
+            try:
+                found = self._wire.policy(*self._rows[number])
+            except HeadgateError as error:
+                found = error
+            self._policies[number] = found
+        if isinstance(found, HeadgateError):
+            raise found
+        return found
+
+    def ask(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
+        """The plan of one who asks: checked as any ask is."""
+        policy = self.policy(number)
+        if costs.__class__ is not dict or key.__class__ is not dict:
+            raise InvalidInput("costs and key are objects")
+        return policy.plan(costs, key or None, self._class(policy, rank))
+
+    def held(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
+        """The plan of one who holds a permit: it may have turned out to cost nothing."""
+        policy = self.policy(number)
+        self._class(policy, rank)
+        amounts = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
+        policy._costs({**dict.fromkeys(policy.units, 1), **amounts})
+        if costs.keys() != policy.units:
+            raise InvalidInput(f"gate {policy.name!r}: a permit has a cost in {', '.join(sorted(policy.units))}")
+        checked = policy.checked_key(key)
+        return policy.plan_of((policy.fingerprint, rank, tuple(costs.items()), tuple(checked.items())))
+
+    def _class(self, policy: Policy, rank: Any) -> str | None:
+        names = list(policy.priorities)
+        _int("a priority's rank", rank, 0, max(0, len(names) - 1))
+        return names[rank] if names else None
+
+    def gate(self, name: Any) -> BaseGate | None:
+        """The gate of a command that names no policy; None for one that only its clients know."""
+        if not isinstance(name, str):
+            raise InvalidInput(f"a gate is named by a text, not by {name!r}")
+        self._wire.store_of(name)
+        return self._wire.gates.get(name)
+
+    # --- the commands -----------------------------------------------------------------------------------------------
+
+    def admit(
+        self, number: Any, rank: Any, costs: Any, key: Any, id: Any, holder: Any, lease: Any, bits: Any, session: Any,
+        latest: Any,
+    ) -> Command:  # fmt: skip
+        plan = self.ask(number, rank, costs, key)
+        if plan.key and self._wire.caps is not None:
+            try:
+                self._wire.caps.key(plan.policy.name, plan.lane)
+            except Problem as problem:
+                raise TooMany(problem.detail) from None
+        if plan.lease:
+            _int("a lease", lease, 10_000, NEVER)
+        else:
+            _int("the lease of an ask without slots", lease, 0, 0)
+        _int("an ask's bits", bits, 0, 7)
+        checked_holder(holder)
+        if bits & PLAIN:
+            return Admit(plan, _id(id, empty=not plan.lease), holder, lease)
+        waits, remembered = bool(bits & WAITS), bool(bits & REMEMBERED)
+        _id(id, empty=not (waits or remembered or plan.lease))
+        if waits or session:
+            check_session(session)
+        _int("latest", latest, 0, NEVER)
+        return Stand(
+            plan, id, holder, lease, waits=waits, session=session, remembered=remembered, latest=latest
+        )  # fmt: skip
+
+    def settle(
+        self, number: Any, rank: Any, costs: Any, key: Any, at: Any, id: Any, outcome: Any, remembered: Any,
+        retry_after: Any, actual: Any, confirmed: Any, worth: Any,
+    ) -> Command:  # fmt: skip
+        plan = self.held(number, rank, costs, key)
+        _int("at", at, 0, NEVER)
+        _int("confirmed", confirmed, 0, NEVER)
+        if outcome is not None:
+            _outcome(outcome)
+        delay = _int("retry_after", retry_after, 0, NEVER)
+        amounts = _actual(plan.policy, actual)
+        return Settle(
+            plan, at, _id(id, empty=True), outcome, bool(remembered), delay, amounts, confirmed, bool(worth)
+        )  # fmt: skip
+
+    def release(self, number: Any, id: Any, outcome: Any, retry_after: Any, actual: Any) -> Command:
+        policy = self.policy(number)
+        delay = _int("retry_after", retry_after, 0, NEVER)
+        return Release(policy, _id(id), _outcome(outcome), delay, _actual(policy, actual))
+
+    def cancel(self, number: Any, id: Any) -> Command:
+        return Cancel(self.policy(number), _id(id))
+
+    def extend(self, number: Any, id: Any, length: Any) -> Command:
+        if length != 0:
+            _int("a lease", length, 10_000, NEVER)
+        return Extend(self.policy(number), _id(id), length)
+
+    def renew(self, gate: Any, session: Any, tickets: Any, leases: Any) -> Command:
+        self.gate(gate)
+        rows = []
+        for number, rank, costs, key, id, at, length, fence, holder in leases:
+            plan = self.held(number, rank, costs, key)
+            if plan.policy.name != gate or not plan.lease:
+                raise InvalidInput(f"a heartbeat for gate {gate!r} carries a lease of another")
+            _int("at", at, 0, NEVER)
+            _int("a lease", length, 10_000, NEVER)
+            _int("a fence", fence, 0, NEVER)
+            rows.append((plan, _id(id), at, length, fence, checked_holder(holder)))
+        if tickets:
+            check_session(session)
+        return Renew(gate, tuple(rows), session if tickets else "", tuple(_id(ticket) for ticket in tickets))
+
+    def peek(self, number: Any, asked: Any, leases: Any, waiters: Any) -> Command:
+        plan = None if asked is None else self.ask(*asked)
+        return Peek(self.policy(number), plan=plan, leases=bool(leases), waiters=bool(waiters))
+
+    def configure(self, gate: Any, member: Any, value: Any) -> Command:
+        found = self.gate(gate)
+        name, bar, key = str(member).partition("|")
+        if value is not None:
+            value = positive(f"gate {gate!r}: the limit {name!r}", value)
+        if found is not None:
+            limit = found._policy.limit(name)
+            found._policy.member(name, {limit.by or "": key} if bar else None)
+            if isinstance(limit, Concurrency) and value is not None and value != int(value):
+                raise InvalidInput(f"gate {gate!r}: limit {name!r} is a whole number of slots, not {value!r}")
+        return Configure(gate, str(member), value)
+
+    def pause(self, gate: Any, length: Any, reason: Any) -> Command:
+        self.gate(gate)
+        # A worker may pass on what an upstream told it, as it does at the end of a permit. The rest is for people.
+        if not (length and str(reason).startswith("upstream: ")):
+            self._need("configure")
+        return Pause(gate, _int("a pause", length, 0, NEVER), str(reason)[:200])
+
+    def reset(self, gate: Any, limit: Any) -> Command:
+        found = self.gate(gate)
+        if limit is not None and found is not None:
+            found._policy.limit(limit)
+        return Reset(gate, limit)
+
+
+#: Letter → how a command is read, and the scope that it needs.
+_READERS: dict[str, tuple[Callable[..., Command], str]] = {
+    "a": (Reading.admit, "acquire"),
+    "e": (Reading.settle, "acquire"),
+    "r": (Reading.release, "acquire"),
+    "c": (Reading.cancel, "acquire"),
+    "n": (Reading.renew, "acquire"),
+    "t": (Reading.extend, "acquire"),
+    "u": (Reading.pause, "acquire"),
+    "p": (Reading.peek, "observe"),
+    "o": (Reading.configure, "configure"),
+    "x": (Reading.reset, "configure"),
+}
+
+
+def is_whole(value: Any, least: int, most: int) -> bool:
+    return value.__class__ is int and least <= value <= most
+
+
+def _int(what: str, value: Any, least: int, most: int) -> int:
+    if not is_whole(value, least, most):
+        raise InvalidInput(f"{what} is a whole number from {least} to {most}, not {value!r}")
+    return int(value)
+
+
+def _id(value: Any, empty: bool = False) -> str:
+    if empty and value == "":
+        return ""
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise InvalidInput(f"an id is of 1 to 600 letters, digits or any of . _ : @ / + ~ = , - and not {value!r}")
+    return value
+
+
+def check_session(value: Any) -> str:
+    """A session names a file and a channel in some stores: nothing that means anything else there may get in."""
+    if not isinstance(value, str) or not _SESSION.fullmatch(value):
+        raise InvalidInput(f"a session is of 1 to 32 small letters, digits and -, not {value!r}")
+    return value
+
+
+def _outcome(value: Any) -> str:
+    if value not in OUTCOMES:
+        raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {value!r}")
+    return str(value)
+
+
+def _actual(policy: Policy, value: Any) -> dict[str, float] | None:
+    if value is None:
+        return None
+    for unit, amount in value.items():
+        if unit not in policy.units:
+            raise InvalidInput(f"gate {policy.name!r} limits no unit {unit!r}")
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount <= LARGEST:
+            raise InvalidInput(f"gate {policy.name!r}: what it cost in {unit!r} is a number from 0 on, not {amount!r}")
+    return dict(value)

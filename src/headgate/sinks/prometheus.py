@@ -1,0 +1,187 @@
+"""Counts and gauges in Prometheus' text format, written by hand: it is forty lines, and a client library would be a driver.
+
+`METRICS` is the one table of names: what is not in it cannot be counted, and the reference page is checked against it.
+Labels are names of the configuration (gates, limits) and fixed words, never a key, a holder or an id: what clients choose
+would make as many series as there are clients. Nothing here is called on the way of a grant unless somebody asked for it.
+
+In a process without a guard: `metrics = Prometheus(); subscribe(metrics)`, then `metrics.look(gate.usage())` for each gate
+and `metrics.text()` when Prometheus comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Protocol
+
+    from ..model import Usage
+
+    class Event(Protocol):
+        @property
+        def kind(self) -> str: ...
+        @property
+        def gate(self) -> str: ...
+
+
+#: Name → type, labels, and what it is.
+METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "headgate_info": ("gauge", ("version",), "Always 1; the version is a label."),
+    "headgate_permits_total": ("counter", ("gate", "outcome"), "Asks that were answered: granted or refused."),
+    "headgate_wait_seconds": ("histogram", ("gate",), "Seconds that granted asks waited for their turn."),
+    "headgate_hold_seconds": ("histogram", ("gate",), "Seconds from a grant to its release, where both came by here."),
+    "headgate_upstream_total": (
+        "counter",
+        ("gate", "class"),
+        "Permits that were released, by what became of the call: ok, rate_limited, overloaded, error or unsent.",
+    ),
+    "headgate_leases": ("gauge", ("gate", "limit"), "Live leases."),
+    "headgate_used": ("gauge", ("gate", "limit"), "Units of a limit that count now."),
+    "headgate_limit": ("gauge", ("gate", "limit"), "The value of a limit that is in force."),
+    "headgate_utilisation": ("gauge", ("gate", "limit"), "Used by limit, 0 to 1; above 1 after a limit was lowered."),
+    "headgate_key_utilisation_max": (
+        "gauge",
+        ("gate", "limit"),
+        "Of a limit by a key, the fullest of the keys that ask, wait or hold most.",
+    ),
+    "headgate_waiters": ("gauge", ("gate",), "Asks that stand in line."),
+    "headgate_paused": ("gauge", ("gate",), "1 while the gate is paused."),
+    "headgate_overshoot_total": (
+        "counter",
+        ("gate", "limit"),
+        "Looks that found more in use than was ever allowed since the look before. Must stay 0.",
+    ),
+    "headgate_store_up": ("gauge", ("gate",), "1 while the gate's store answers."),
+    "headgate_store_errors_total": (
+        "counter",
+        ("gate",),
+        "Times that the store stopped answering, or a look at it failed.",
+    ),
+    "headgate_passed_open_total": ("counter", ("gate",), "Asks that were let pass uncounted while the store was away."),
+    "headgate_state_lost_total": ("counter", ("gate",), "Times that the store was found to have lost state."),
+    "headgate_leases_lost_total": ("counter", ("gate",), "Leases that ended before their holders let go."),
+    "headgate_guard_waiters": ("gauge", (), "Requests that wait at this guard at this moment."),
+    "headgate_guard_streams": ("gauge", (), "Processes behind http:// stores that hear from this guard."),
+}
+
+#: Kind of event → the counter that it adds to.
+_EVENTS = {
+    "store_down": "headgate_store_errors_total",
+    "passed_open": "headgate_passed_open_total",
+    "state_lost": "headgate_state_lost_total",
+    "lease_lost": "headgate_leases_lost_total",
+}
+
+#: The upper bounds of the histograms' buckets, in seconds.
+BUCKETS = {
+    "headgate_wait_seconds": (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    "headgate_hold_seconds": (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 21_600.0),
+}
+
+#: Series of one name at most. Names come from a configuration, so this is only reached by a mistake.
+MOST_SERIES = 10_000
+
+
+class Prometheus:
+    """Values by name and labels. A sink as well: `subscribe(metrics)`. Safe under threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in METRICS}
+        #: Counts of each bucket, and the sum.
+        self._histograms: dict[str, dict[tuple[str, ...], list[float]]] = {name: {} for name in BUCKETS}
+
+    def add(self, name: str, *labels: str, amount: float = 1.0) -> None:
+        """Count. The labels in the order of `METRICS`."""
+        with self._lock:
+            values = self._values[name]
+            if labels in values or len(values) < MOST_SERIES:
+                values[labels] = values.get(labels, 0.0) + amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        with self._lock:
+            values = self._values[name]
+            if labels in values or len(values) < MOST_SERIES:
+                values[labels] = value
+
+    def observe(self, name: str, seconds: float, *labels: str) -> None:
+        bounds = BUCKETS[name]
+        with self._lock:
+            found = self._histograms[name].get(labels)
+            if found is None:
+                found = self._histograms[name][labels] = [0.0] * (len(bounds) + 2)
+            found[bisect_left(bounds, seconds)] += 1.0
+            found[-1] += seconds
+
+    def value(self, name: str, *labels: str) -> float:
+        """For tests and for those who look at one value; 0 where nothing was counted."""
+        return self._values[name].get(labels, 0.0)
+
+    def forget(self, name: str) -> None:
+        """The series of a gauge are made anew: what is no longer there must not be told for ever."""
+        with self._lock:
+            self._values[name].clear()
+
+    # --- where values come from ---------------------------------------------------------------------------------------
+
+    def __call__(self, event: Event) -> None:
+        name = _EVENTS.get(event.kind)
+        if name is not None:
+            self.add(name, event.gate)
+        if event.kind in ("store_down", "store_up"):
+            self.set("headgate_store_up", float(event.kind == "store_up"), event.gate)
+
+    def look(self, usage: Usage) -> None:
+        """What a gate is doing, as gauges. Limits by a key have no row there."""
+        gate = usage.gate
+        self.set("headgate_waiters", float(usage.waiting), gate)
+        self.set("headgate_paused", float(usage.paused_until is not None), gate)
+        for row in usage.limits:
+            if row.key is not None:
+                continue
+            self.set("headgate_used", row.used, gate, row.name)
+            self.set("headgate_limit", row.limit, gate, row.name)
+            self.set("headgate_utilisation", row.utilisation, gate, row.name)
+            if row.kind == "concurrency":
+                self.set("headgate_leases", row.used, gate, row.name)
+
+    # --- telling them ---------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All of it in the text format, version 0.0.4. A name without a value is told by its type alone."""
+        lines: list[str] = []
+        with self._lock:
+            for name, (kind, labels, about) in METRICS.items():
+                lines += (f"# HELP {name} {about}", f"# TYPE {name} {kind}")
+                if kind == "histogram":
+                    lines += self._histogram_lines(name, labels)
+                else:
+                    for given, value in sorted(self._values[name].items()):
+                        lines.append(f"{name}{_labels(zip(labels, given, strict=True))} {_number(value)}")
+        return "\n".join(lines) + "\n"
+
+    def _histogram_lines(self, name: str, labels: tuple[str, ...]) -> Iterable[str]:
+        for given, counts in sorted(self._histograms[name].items()):
+            pairs = list(zip(labels, given, strict=True))
+            total = 0.0
+            for bound, count in zip((*map(_number, BUCKETS[name]), "+Inf"), counts[:-1], strict=True):
+                total += count
+                yield f"{name}_bucket{_labels([*pairs, ('le', bound)])} {_number(total)}"
+            yield f"{name}_sum{_labels(pairs)} {_number(counts[-1])}"
+            yield f"{name}_count{_labels(pairs)} {_number(total)}"
+
+
+def _labels(pairs: Iterable[tuple[str, Any]]) -> str:
+    told = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
+    return f"{{{told}}}" if told else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))

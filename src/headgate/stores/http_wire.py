@@ -1,0 +1,274 @@
+"""Commands and replies as JSON: what `POST /v1/execute` of a guard carries, both ways.
+
+A request names each policy once, by its fingerprint, and its commands refer to that by number. Here is what the client
+needs; how a guard reads a request, which trusts nobody, is in `service/wire.py`. Lists, not objects: this is read by
+machines thousands of times a second, and the routes for people are others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from json import dumps, loads
+
+from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ..errors import (
+    ConfigError,
+    HeadgateError,
+    IdConflict,
+    InvalidInput,
+    KindChanged,
+    StoreFormatError,
+    StoreUnavailable,
+)
+from ..model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from ..commands import Command
+    from ..plan import Plan, Policy
+
+#: The version of this form. A guard that does not know it says so, and nothing is decided.
+VERSION = 1
+
+#: What an ask may be, as bits: it waits; its id is on record; nothing but the limits decides about it.
+WAITS, REMEMBERED, PLAIN = 1, 2, 4
+
+
+class NotAllowed(HeadgateError):
+    """The guard does not let this token do that. Nothing was done."""
+
+
+class TooMany(HeadgateError):
+    """The guard has as many waiters or keys as it takes. Nothing was done; the message says what to do about it."""
+
+
+#: The errors that travel. Any other would be a bug of the guard, and comes as a HeadgateError.
+ERRORS: dict[str, type[HeadgateError]] = {
+    "invalid": InvalidInput,
+    "config": ConfigError,
+    "id": IdConflict,
+    "format": StoreFormatError,
+    "unavailable": StoreUnavailable,
+    "allowed": NotAllowed,
+    "many": TooMany,
+}
+_NAMES = {kind: name for name, kind in ERRORS.items()}
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+
+
+class Policies:
+    """The policies that the commands of one request name."""
+
+    __slots__ = ("_numbers", "rows")
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.rows: list[tuple[str, Any]] = []
+
+    def number(self, policy: Policy) -> int:
+        fingerprint = policy.fingerprint
+        number = self._numbers.get(fingerprint)
+        if number is None:
+            number = self._numbers[fingerprint] = len(self.rows)
+            self.rows.append((fingerprint, policy.spec()))
+        return number
+
+    def ask(self, plan: Plan) -> tuple[Any, ...]:
+        """A plan: its policy, class, costs and key."""
+        _, rank, costs, key = plan.ref
+        return (self.number(plan.policy), rank, dict(costs), dict(key))
+
+
+def _admit(command: Admit, policies: Policies) -> tuple[Any, ...]:
+    bits = command.waits * WAITS | command.remembered * REMEMBERED | command.plain * PLAIN
+    told = (command.id, command.holder, command.lease, bits, command.session, command.latest)
+    return ("a", *policies.ask(command.plan), *told)
+
+
+def _settle(command: Settle, policies: Policies) -> tuple[Any, ...]:
+    actual = None if command.actual is None else dict(command.actual)
+    told = (command.at, command.id, command.outcome, command.remembered, command.retry_after, actual, command.confirmed)
+    return ("e", *policies.ask(command.plan), *told, command.worth)
+
+
+def _release(command: Release, policies: Policies) -> tuple[Any, ...]:
+    actual = None if command.actual is None else dict(command.actual)
+    return ("r", policies.number(command.policy), command.id, command.outcome, command.retry_after, actual)
+
+
+def _cancel(command: Cancel, policies: Policies) -> tuple[Any, ...]:
+    return ("c", policies.number(command.policy), command.id)
+
+
+def _extend(command: Extend, policies: Policies) -> tuple[Any, ...]:
+    return ("t", policies.number(command.policy), command.id, command.length)
+
+
+def _renew(command: Renew, policies: Policies) -> tuple[Any, ...]:
+    leases = [(*policies.ask(plan), *rest) for plan, *rest in command.leases]
+    return ("n", command.gate, command.session, command.tickets, leases)
+
+
+def _peek(command: Peek, policies: Policies) -> tuple[Any, ...]:
+    asked = None if command.plan is None else policies.ask(command.plan)
+    return ("p", policies.number(command.policy), asked, command.leases, command.waiters)
+
+
+def _configure(command: Configure, policies: Policies) -> tuple[Any, ...]:
+    return ("o", command.gate, command.member, command.value)
+
+
+def _pause(command: Pause, policies: Policies) -> tuple[Any, ...]:
+    return ("u", command.gate, command.length, command.reason)
+
+
+def _reset(command: Reset, policies: Policies) -> tuple[Any, ...]:
+    return ("x", command.gate, command.limit)
+
+
+_WRITERS: dict[type[Command], Callable[[Any, Policies], tuple[Any, ...]]] = {
+    Admit: _admit,
+    Stand: _admit,
+    Settle: _settle,
+    Release: _release,
+    Cancel: _cancel,
+    Renew: _renew,
+    Extend: _extend,
+    Peek: _peek,
+    Configure: _configure,
+    Pause: _pause,
+    Reset: _reset,
+}
+
+
+def encode(commands: Sequence[Command], seen: Mapping[str, int]) -> bytes:
+    """A request. `seen` is how far each gate had come, as this process was told."""
+    policies = Policies()
+    rows = [_WRITERS[type(command)](command, policies) for command in commands]
+    gates = {command.gate for command in commands}
+    known = {gate: seen[gate] for gate in gates if gate in seen}
+    sent = {"v": VERSION, "policies": policies.rows, "seen": known, "commands": rows}
+    return dumps(sent, separators=(",", ":")).encode()
+
+
+# --- answering ------------------------------------------------------------------------------------------------------
+
+
+def _error_row(error: BaseException) -> tuple[Any, ...]:
+    if isinstance(error, KindChanged):
+        return ("x", "kind", str(error), {"gate": error.gate, "limit": error.limit, "was": error.was, "now": error.now})
+    for kind in type(error).__mro__:
+        if kind in _NAMES:
+            return ("x", _NAMES[kind], str(error), {})
+    return ("x", "error", str(error), {})
+
+
+def _usage_row(usage: LimitUsage) -> tuple[Any, ...]:
+    next_free = None if usage.next_free == float("inf") else usage.next_free  # JSON knows no infinity
+    return (
+        usage.name, usage.kind, usage.unit, usage.key, usage.used, usage.limit, usage.available, usage.utilisation,
+        next_free, usage.time_left, usage.maximum,
+    )  # fmt: skip
+
+
+def row(reply: Any) -> Any:
+    """One reply. A grant stays the list of its four numbers."""
+    kind = type(reply)
+    if kind is tuple:
+        return reply
+    if kind is Ended:
+        return ("e", reply.lost, reply.adapted, reply.at)
+    if kind is Wait:
+        return ("w", reply.at, reply.limit, reply.position, reply.check_at, reply.now, reply.reason)
+    if kind is Refusal:
+        return ("r", reply.limit, reply.reason, reply.at, reply.now)
+    if kind is Pulse:
+        lists = (reply.gone, reply.called, reply.unknown)
+        return ("p", reply.now, dict(reply.expires), *lists, reply.timer, reply.timer_at, reply.sessions)
+    if kind is Snapshot:
+        limits = [_usage_row(usage) for usage in reply.limits]
+        overrides = [(override.limit, override.key, override.value) for override in reply.overrides]
+        decision = None if reply.decision is None else row(reply.decision)
+        told = (reply.now, reply.seq, reply.paused_until, reply.pause_reason, reply.waiting)
+        return ("s", *told, limits, reply.leases, overrides, decision, reply.waiters)
+    return _error_row(reply)
+
+
+def answer(replies: Sequence[Any], seen: Mapping[str, int]) -> bytes:
+    """The answer to a request."""
+    rows = [row(reply) for reply in replies]
+    return dumps({"v": VERSION, "seen": seen, "replies": rows}, separators=(",", ":")).encode()
+
+
+# --- and what the client makes of it --------------------------------------------------------------------------------
+
+
+def _ended(raw: Any) -> Ended:
+    return Ended(*raw[1:])
+
+
+def _wait(raw: Any) -> Wait:
+    return Wait(*raw[1:])
+
+
+def _refusal(raw: Any) -> Refusal:
+    return Refusal(*raw[1:])
+
+
+def _pulse(raw: Any) -> Pulse:
+    _, now, expires, gone, called, unknown, *timer = raw
+    return Pulse(now, expires, tuple(gone), tuple(called), tuple(unknown), *timer)
+
+
+def _usage(raw: Any) -> LimitUsage:
+    usage = LimitUsage(*raw)
+    return replace(usage, next_free=float("inf")) if raw[8] is None else usage
+
+
+def _snapshot(raw: Any) -> Snapshot:
+    _, now, seq, paused, reason, waiting, limits, leases, overrides, decision, waiters = raw
+    return Snapshot(
+        now, seq, paused, reason, waiting, tuple(map(_usage, limits)), tuple(map(tuple, leases)),
+        tuple(Override(*override) for override in overrides), None if decision is None else read_reply(decision),
+        tuple(map(tuple, waiters)),
+    )  # fmt: skip
+
+
+def _error(raw: Any) -> HeadgateError:
+    _, name, message, facts = raw
+    if name == "kind":
+        return KindChanged(message, **facts)
+    return ERRORS.get(name, HeadgateError)(message)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "e": _ended,
+    "w": _wait,
+    "r": _refusal,
+    "p": _pulse,
+    "s": _snapshot,
+    "x": _error,
+}
+
+
+def read_reply(raw: Any) -> Any:
+    """A reply of the type that `Command.apply` returns, or an error in its place."""
+    first = raw[0]
+    return tuple(raw) if first.__class__ is int else _READERS[first](raw)
+
+
+def decode(body: bytes, count: int) -> tuple[list[Any], dict[str, int]]:
+    """The replies of an answer, and how far each gate has come. Raises StoreFormatError where it is none."""
+    try:
+        told = loads(body)
+        replies = [read_reply(raw) for raw in told["replies"]]
+        if told["v"] != VERSION or len(replies) != count:
+            raise ValueError(f"it is of version {told['v']}, with {len(replies)} replies to {count} commands")
+        return replies, told["seen"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None

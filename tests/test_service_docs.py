@@ -1,0 +1,99 @@
+"""The guard's documentation: its commands run against a real guard, and its reference is what the code says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guard_client import Client
+from guards import GuardProcess
+from test_docs import DOCS, REFERENCE, blocks_of, entries_of
+
+from headgate.service import reference
+from headgate.settings import SERVE_KEYS
+
+CALLING = DOCS / "how-to" / "call-from-other-languages.md"
+
+
+def written_in(language: str) -> list[str]:
+    return [block.text for block in blocks_of(CALLING) if block.info == (language,)]
+
+
+def tool(name: str, remedy: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is missing: {remedy}")
+        pytest.skip(f"{name} is missing: {remedy}")
+    return found
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[GuardProcess]:
+    [config] = [block.text for block in blocks_of(CALLING) if block.info[:1] == ("toml",)]
+    process = GuardProcess(tmp_path, config)
+    yield process
+    process.kill()
+
+
+def test_every_curl_of_the_page_succeeds_in_the_order_of_the_page(guard: GuardProcess, tmp_path: Path) -> None:
+    tool("curl", "apt-get install curl")
+    script = "set -e\n" + "\n".join(written_in("sh"))
+    assert script.count("curl ") > 10
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env={"PATH": os.environ["PATH"], "GUARD": guard.url},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert '"id":"adobe:job-17"' in done.stdout
+    assert done.stdout.count('"released":true') == 5
+    assert '"status":4' not in done.stdout
+    client = Client(guard.port)
+    assert client.used("adobe", "in_flight") == 0
+    assert client.get("/v1/gates/adobe").json["overrides"] == []
+
+
+def test_the_javascript_of_the_page_runs_and_leaves_nothing_held(guard: GuardProcess, tmp_path: Path) -> None:
+    node = tool("node", "apt-get install nodejs")
+    [script] = written_in("javascript")
+    file = tmp_path / "client.mjs"
+    file.write_text(script, encoding="utf-8")
+    done = subprocess.run(
+        [node, str(file)],
+        env={"PATH": os.environ["PATH"], "GUARD": guard.url},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("granted after ")
+    client = Client(guard.port)
+    assert client.used("adobe", "in_flight") == 0
+    assert client.used("adobe", "rpm") == 1
+
+
+def test_the_go_of_the_page_is_well_formed_where_there_is_a_go_to_ask(tmp_path: Path) -> None:
+    if shutil.which("gofmt") is None:
+        pytest.skip("gofmt is missing: apt-get install golang-go")
+    [program] = written_in("go")
+    (tmp_path / "client.go").write_text(program, encoding="utf-8")
+    done = subprocess.run(["gofmt", "-l", str(tmp_path)], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_reference_of_the_routes_is_what_the_table_says() -> None:
+    page = (REFERENCE / "http.md").read_text(encoding="utf-8")
+    assert page == reference.page(), "run `python -m headgate.service.reference > docs/reference/http.md`"
+
+
+def test_every_setting_of_the_guard_is_in_the_reference() -> None:
+    assert set(SERVE_KEYS) - entries_of(REFERENCE / "configuration.md") == set()
