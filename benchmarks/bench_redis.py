@@ -294,7 +294,7 @@ def server_cpu(server: Server) -> float:
 
 
 def processor_time(server: Server, quick: bool) -> Table:
-    """What an ask costs in both processes: unlike the time that it takes, that does not depend on who else is running."""
+    """What an ask costs in both processes. Who else is running matters less here than for the time that it takes."""
     rows = []
     rounds = 5 if quick else 15
     with asyncio.Runner() as runner:

@@ -14,7 +14,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.commands import Admit, Cancel, Command, Configure, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from headgate.commands import (
+    Admit,
+    Cancel,
+    Command,
+    Configure,
+    Extend,
+    Pause,
+    Peek,
+    Release,
+    Renew,
+    Reset,
+    Settle,
+    Stand,
+)
 from headgate.errors import IdConflict
 from headgate.model import SECOND, Ended, Snapshot, Wait
 from headgate.plan import Policy
@@ -131,6 +144,7 @@ ASKING = (
     st.tuples(st.just("again"), NUMBER),
     st.tuples(st.just("take"), SESSION),
     st.tuples(st.just("take"), SESSION),
+    st.tuples(st.just("elsewhere"), NUMBER, SESSION),
 )
 #: Those who come first, all at once: a line for what follows.
 CROWD = st.lists(st.tuples(st.just("stand"), ASK, SESSION), max_size=14)
@@ -141,6 +155,7 @@ ENDING = (
     st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
     st.tuples(st.just("cancel"), NUMBER),
     st.tuples(st.just("beat"), SESSION),
+    st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 20 * SECOND])),
 )
 CHANGING = (
     st.tuples(st.just("override"), st.integers(0, 2), st.sampled_from([None, 1, 2, 3.5, 7]), st.none() | st.integers(0, 2)),
@@ -260,6 +275,11 @@ class History:
             )
         if deed == "again":
             return self._some(rest[0])
+        if deed == "elsewhere":
+            return self._elsewhere(self._some(rest[0]), f"session-{rest[1]}")
+        if deed == "extend":
+            ask = self._some(rest[0])
+            return Extend(ask.plan.policy, ask.id, rest[1])
         if deed == "take":
             mine = [ask for ask in self.standing.values() if ask.session == f"session-{rest[0]}"]
             return mine[0] if mine else self._some(rest[0])
@@ -290,6 +310,13 @@ class History:
         plan = None if rest[0] is None else self.plan(rest[0])
         policy = self.policies[0] if plan is None else plan.policy
         return Peek(policy, leases=True, plan=plan, waiters=True)
+
+    def _elsewhere(self, ask: Admit, session: str) -> Admit:
+        """The same ask again, in another process."""
+        if not ask.waits:
+            return ask
+        same = {"waits": True, "remembered": ask.remembered, "latest": ask.latest}
+        return self._asked(Stand(ask.plan, ask.id, ask.holder, ask.lease, session=session, **same))
 
     def _unit(self, ask: Admit) -> str:
         return "pu" if "pu" in ask.plan.policy.units else "requests"

@@ -100,4 +100,9 @@ class Extend(Command):
         if row is None:
             return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)
         lease = (plan, self.id, row[1], self.length or plan.lease, row[2], row[3])
-        return Renew(self.gate, (lease,)).apply(now, records)
+        pulse = Renew(self.gate, (lease,)).apply(now, records)
+        if busy(records)[3]:
+            # It may end sooner than before, and somebody wait for just that.
+            line.freed(records, pulse.now, plan.steps)
+            line.serve(records, pulse.now)
+        return pulse

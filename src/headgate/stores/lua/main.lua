@@ -72,7 +72,14 @@ local function decide(now, common, id, argument, key)
   if op == 'l' then
     local lease = lease_of(policy_of(common[2]), common[3], common[4])
     if not lease then return {'P', begin(now), {common[3], 0}, {}, {}, '', 0, 0} end
-    return changes.n(now, {'n', '', {lease}, {}})
+    local pulse = changes.n(now, {'n', '', {lease}, {}})
+    if records.head.tickets > 0 then
+      -- It may end sooner than before, and somebody wait for just that.
+      local line = line_module()
+      line.freed(records.head.now, recall(lease[1]).steps)
+      line.serve(records.head.now)
+    end
+    return pulse
   end
   return changes[op](now, common)
 end
