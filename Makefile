@@ -47,7 +47,9 @@ chromium:
 		echo "There is no Chromium here, so the dashboard is not looked at; on Debian and Ubuntu: apt-get install chromium" >&2
 
 test: lint chromium ## Lint, then all tests but the soak (under 15 minutes)
-	$(PY) -m pytest --session-timeout=840 $(ARGS)
+	@# In a folder of its own with a short name: sockets have paths of at most 107 characters.
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(PY) -m pytest --session-timeout=840 -n 2 --dist loadfile --basetemp="$$folder/t" $(ARGS)
 
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)

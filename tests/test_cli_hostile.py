@@ -114,7 +114,7 @@ def told_properly(result: Result, what: object) -> None:
 PARAMETERS = {
     path[1:]: [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
     for path, command in reference.commands()
-    if len(path) > 1 and path[1] not in ("bench", "demo")
+    if len(path) > 1 and path[1] not in ("bench", "demo", "serve")
 }
 
 

@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -62,7 +62,8 @@ def _nobody_stays_behind() -> Iterator[None]:
     yield
     while started:
         child = started.pop()
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # with whatever it has forked, which holds its pipes open
         child.communicate()
 
 
@@ -73,6 +74,7 @@ def python(script: str, *arguments: object) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     started.append(child)
     return child

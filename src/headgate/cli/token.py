@@ -20,10 +20,11 @@ def token() -> None:
 def _file(context: click.Context) -> str:
     """The file that the configuration names, else tokens.toml beside it."""
     file = params.file_of(context)
-    named = params.load_gates(context).config.serve.tokens if os.path.exists(file) else None
-    if named is None and os.path.exists(file):
-        click.echo(f'headgate: note: {file} names no tokens yet; add tokens = "{DEFAULT}" under [serve]', err=True)
-    return os.path.join(os.path.dirname(os.path.abspath(file)), named or DEFAULT)
+    return os.path.join(os.path.dirname(os.path.abspath(file)), _named(context) or DEFAULT)
+
+
+def _named(context: click.Context) -> str | None:
+    return params.load_gates(context).config.serve.tokens if os.path.exists(params.file_of(context)) else None
 
 
 @token.command("new")
@@ -49,6 +50,9 @@ def new_token(context: click.Context, name: str, scopes: tuple[str, ...]) -> Non
     click.echo(
         f"headgate: {name} may {', '.join(scopes)}; its hash is in {path}, the token is shown this once:", err=True
     )
+    file = params.file_of(context)
+    if os.path.exists(file) and _named(context) is None:
+        click.echo(f'headgate: note: {file} names no tokens yet; add tokens = "{DEFAULT}" under [serve]', err=True)
     click.echo(made)
 
 
