@@ -208,7 +208,7 @@ def test_200_workers_that_are_killed_and_stopped_for_long_stay_within_their_limi
     harassed_run(start, url, 30)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a figure: two files of tests at a time on two cores are too noisy for it
 @pytest.mark.timeout(120)
 def test_200_workers_that_nobody_kills_bring_what_the_limit_allows_to_the_upstream(
     start: Callable[..., Child], url: str
