@@ -215,7 +215,7 @@ class History:
     def a_limit_is_overridden_for_a_while(self, one: int, two: int) -> None:
         """What is used survives a changed value, and the next decision uses the new one."""
         rule = self.config.limits[0][1]
-        value = one % 6 + 1
+        value = one % 4 + 1  # of 5 or more, one unit would not be worth a confirmation, which the oracle always counts
         self.gate.set_limit(rule.name, value)
         if hasattr(rule.make(1.0), "limit") and not (rule.by or self.config.shares or self.config.pu):
             limit = next(iter(self.oracle.limits({"org": "a"}, 0)))[2]

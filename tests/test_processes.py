@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import sqlite3
 import statistics
 import sys
 import time
@@ -40,6 +42,26 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
+
+
+def stop_between_writes(child: Child, url: str) -> None:
+    """SIGSTOP at a moment when the child does not have the file's only write lock, which nobody could take from it."""
+
+    def stopped_without_the_lock() -> bool:
+        child.signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)  # until all of its threads have stopped
+        file = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
+        try:
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            child.signal(signal.SIGCONT)
+            return False
+        finally:
+            file.close()
+        return True
+
+    until(stopped_without_the_lock)
 
 
 def say(measured: str) -> None:
@@ -159,7 +181,7 @@ def test_a_holder_stopped_for_longer_than_its_lease_frees_nobody_elses_slot_and_
     gate = one_slot(url, "500ms")
     holder = start("holder", store=url, limits={"slots": {"limit": 1, "lease": "500ms"}}, ask={"holder": "stopped"})
     holder.read()
-    holder.signal(signal.SIGSTOP)
+    stop_between_writes(holder, url)
     mine = gate.acquire(timeout=10, holder="mine")
     assert mine.waited < 3, "its slot is back after one lease"
     holder.signal(signal.SIGCONT)
@@ -177,7 +199,7 @@ def test_a_release_right_after_being_stopped_for_too_long_is_told_as_well(
     gate = one_slot(url)
     holder = start("holder", store=url, limits={"slots": {"limit": 1, "lease": "300ms"}}, ask={"renew": False})
     holder.read()
-    holder.signal(signal.SIGSTOP)
+    stop_between_writes(holder, url)
     mine = gate.acquire(timeout=10)
     holder.signal(signal.SIGCONT)
     told = holder.order("release")
@@ -228,7 +250,7 @@ def test_a_waiter_that_is_killed_after_it_was_called_costs_at_most_one_claim(
     until(waiting(gate, 1))
     patient = start("waiter", store=url, limits=ONE_SLOT)
     until(waiting(gate, 2))
-    dying.signal(signal.SIGSTOP)
+    stop_between_writes(dying, url)
     released = time.monotonic()
     held.release()  # it is called now, and cannot take it
     dying.kill()
@@ -240,7 +262,7 @@ def test_a_stopped_waiter_that_comes_back_still_gets_its_turn(start: Callable[..
     held = gate.acquire()
     sleeper = start("waiter", store=url, limits=ONE_SLOT)
     until(waiting(gate, 1))
-    sleeper.signal(signal.SIGSTOP)
+    stop_between_writes(sleeper, url)
     held.release()
     mine = gate.acquire(timeout=10)
     assert mine.waited < 2

@@ -26,6 +26,7 @@ A tier is where a ticket stands, a rank is the class it was asked with: a ticket
 from __future__ import annotations
 
 from collections import namedtuple
+from operator import itemgetter
 
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
@@ -33,7 +34,7 @@ from .records import amend, busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from typing import Any, NamedTuple
 
     from .plan import Plan, Steps
@@ -74,8 +75,12 @@ else:
     )
     Meta = namedtuple("Meta", "arrivals tiers timer timer_at blocked turns limit free_at")
 
+#: A ticket or meta from its parts: naming them takes longer.
+_new = tuple.__new__
+
 #: Where a ticket says so, for a heartbeat that looks at thousands.
 CALLED, HIDDEN = 13, 14
+_called, _hidden = itemgetter(CALLED), itemgetter(HIDDEN)
 
 #: A process that was not heard of for this long is dead.
 SESSION = 10 * SECOND
@@ -91,35 +96,37 @@ ASLEEP, MISSED = 1, 2
 
 
 def meta_of(records: Records) -> Meta:
-    found = records.space("line").get("meta")
+    found = records.kinds["line"][""].get("meta")
     if found.__class__ is Meta:
         return found
     return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
 
 
 def _ticket(records: Records, id: str) -> Ticket:
-    found = records.space("tickets").get(id)
+    found = records.kinds["tickets"][""].get(id)
     # In memory it is the very one that was put there.
     return found if found.__class__ is Ticket else Ticket(*found)
 
 
 def find(records: Records, id: str) -> Ticket | None:
-    return None if records.space("tickets").get(id) is None else _ticket(records, id)
+    found = records.kinds["tickets"][""].get(id)
+    return found if found is None or found.__class__ is Ticket else Ticket(*found)
 
 
 def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
     """The same ticket, called or hidden or neither."""
-    return Ticket._make((*ticket[:CALLED], called, hidden))
+    return _new(Ticket, (*ticket[:CALLED], called, hidden))
 
 
-def look_up(records: Records, ids: Iterable[str], called: list[str], unknown: list[str]) -> None:
+def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: list[str]) -> None:
     """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
-    get = records.space("tickets").get
-    for id in ids:
-        found = get(id)
-        if found is None:
+    found = list(map(records.kinds["tickets"][""].get, ids))
+    if all(found) and not any(map(_called, found)) and MISSED not in map(_hidden, found):
+        return  # the usual answer to a heartbeat, for hundreds
+    for id, ticket in zip(ids, found, strict=True):
+        if ticket is None:
             unknown.append(id)
-        elif found[CALLED] or found[HIDDEN] == MISSED:
+        elif ticket[CALLED] or ticket[HIDDEN] == MISSED:
             called.append(id)
 
 
@@ -133,7 +140,7 @@ def is_behind(records: Records, plan: Plan) -> bool:
     for tier, from_rank in meta_of(records).blocked:
         if rank >= tier and rank >= from_rank:
             return True
-    if records.space("lanes").get(f"{rank}.{rank}.{plan.lane}") is not None:
+    if records.kinds["lanes"][""].get(f"{rank}.{rank}.{plan.lane}") is not None:
         return True
     return _ahead(records, plan.steps, (rank + 1) * TIER) is not None
 
@@ -158,7 +165,7 @@ def hear(records: Records, now: int, session: str, own: str = "") -> bool:
     A ticket that missed its call comes back only when its waiter itself was heard of (`own`): a process can be well and
     one of its waiters not (a blocked event loop), and that one must not take a claim of everybody's time at every beat.
     """
-    sessions = records.space("sessions")
+    sessions = records.kinds["sessions"][""]
     asleep: bool = sessions.get(session) == 1
     sessions.put(session, 0, now + SESSION)
     if asleep:
@@ -191,23 +198,26 @@ def stand(
     records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
 ) -> bool:
     """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody."""
-    known = records.space("sessions").get(session) is not None
+    kinds = records.kinds
+    known = kinds["sessions"][""].get(session) is not None
     woke = hear(records, now, session)
     meta = meta_of(records)
     rank = plan.rank
-    place = len(records.space("tickets")) + 1
+    place = len(kinds["tickets"][""]) + 1
     ticket = Ticket(
         id, session, plan.ref, plan.lane, rank, rank, now, meta.arrivals, place, plan.weight, holder, lease, remembered,
         0, 0,
     )  # fmt: skip
-    tiers = max(meta.tiers, rank + 1)
-    turns = tuple(meta.turns) + (0.0,) * (tiers - len(meta.turns))
-    records.space("line")["meta"] = Meta._make((meta.arrivals + 1, tiers, *meta[2:5], turns, *meta[6:]))
-    records.space("of", session).put(id, None, meta.arrivals)
+    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta
+    if rank >= tiers:
+        turns = (*turns, *(0.0,) * (rank + 1 - tiers))
+        tiers = rank + 1
+    kinds["line"][""]["meta"] = _new(Meta, (arrivals + 1, tiers, timer, timer_at, blocked, turns, limit, free_at))
+    kinds["of"][session].put(id, None, arrivals)
     if rank > 0:
-        records.space("young").put(id, None, now + plan.policy.patience)
+        kinds["young"][""].put(id, None, now + plan.policy.patience)
     behind = _enter(records, ticket)
-    _count(records)
+    _count(records, place)
     if woke or not (known and behind) or now >= meta.timer_at:
         return True
     # Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
@@ -230,26 +240,32 @@ def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
 
 def remove(records: Records, now: int, ticket: Ticket) -> None:
     """A ticket leaves for good: taken, cancelled, or its process died. What a call holds is given back."""
+    kinds = records.kinds
     if ticket.called:
         _take_off(records, now, ticket)
     elif not ticket.hidden:
         _leave(records, ticket)
         if ticket.lane:
             freed(records, now, recall(records, ticket.ref).steps)
-    records.space("tickets").delete(ticket.id)
+    tickets = kinds["tickets"][""]
+    tickets.delete(ticket.id)
     if ticket.tier:
-        records.space("young").delete(ticket.id)
-    mine = records.space("of", ticket.session)
+        kinds["young"][""].delete(ticket.id)
+    mine = kinds["of"][ticket.session]
     mine.delete(ticket.id)
     if mine.first() is None:
         records.drop("of", ticket.session)
-        records.space("sessions").delete(ticket.session)
-    _count(records)
+        kinds["sessions"][""].delete(ticket.session)
+    _count(records, len(tickets))
 
 
-def _count(records: Records) -> None:
-    tickets = len(records.space("tickets"))
-    amend(records, tickets=tickets)
+def _count(records: Records, tickets: int) -> None:
+    """So many stand in line, the head says from now on."""
+    seq, now, heeded = records.head
+    if tickets and heeded is not None:
+        records.head = (seq, now, (*heeded[:3], tickets, heeded[4]))
+    else:
+        amend(records, tickets=tickets)
     if not tickets:
         # Nobody waits: whose turn it would have been says nothing any more.
         for kind in ("line", "rest"):
@@ -259,12 +275,12 @@ def _count(records: Records) -> None:
 
 def _enter(records: Records, ticket: Ticket) -> bool:
     """Into its lane. Returns whether others of that lane were there."""
-    records.space("tickets")[ticket.id] = ticket
+    kinds = records.kinds
+    kinds["tickets"][""][ticket.id] = ticket
     lane = _lane_of(ticket)
-    queue = records.space("lane", lane)
+    queue = kinds["lane"][lane]
     queue.put(ticket.id, None, ticket.arrival)
-    lanes = records.space("lanes")
-    row = lanes.get(lane)
+    row = kinds["lanes"][""].get(lane)
     if row is None:
         tier = f"{ticket.tier}"
         rest = records.space("rest", tier)
@@ -282,11 +298,11 @@ def _enter(records: Records, ticket: Ticket) -> bool:
 
 def _turn(records: Records, tier: int, least: float, by: float) -> float:
     """The virtual time of a tier moves on: to `least` at least, and by so much more. Returns it."""
-    meta = meta_of(records)
-    was = meta.turns[tier]
+    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta_of(records)
+    was = turns[tier]
     turn = (was if was > least else least) + by
-    turns = (*meta.turns[:tier], turn, *meta.turns[tier + 1 :])
-    records.space("line")["meta"] = Meta._make((*meta[:5], turns, *meta[6:]))
+    turns = (*turns[:tier], turn, *turns[tier + 1 :])
+    records.kinds["line"][""]["meta"] = _new(Meta, (arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at))
     return turn
 
 
@@ -308,9 +324,10 @@ def _leave(records: Records, ticket: Ticket) -> None:
 
 def _advance(records: Records, lane: str, ticket: Ticket) -> None:
     """The first of a ready lane was called: its lane's turn moves on by what the ticket takes."""
-    queue = records.space("lane", lane)
+    kinds = records.kinds
+    queue = kinds["lane"][lane]
     queue.delete(ticket.id)
-    tag = records.space("lanes").get(lane)[0]
+    tag = kinds["lanes"][""].get(lane)[0]
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
     turn = _turn(records, ticket.tier, tag, ticket.weight / (busy(records)[3] or 1))
@@ -318,7 +335,7 @@ def _advance(records: Records, lane: str, ticket: Ticket) -> None:
         _close(records, lane, ticket, tag + ticket.weight, "")
     else:
         _make_ready(records, lane, tag + ticket.weight)
-    rest = records.space("rest", f"{ticket.tier}")
+    rest = kinds["rest"][f"{ticket.tier}"]
     while (first := rest.first()) is not None and first[0] <= turn:
         rest.delete(first[1])
 
@@ -344,8 +361,9 @@ def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
 
 
 def _make_ready(records: Records, lane: str, tag: float) -> None:
-    records.space("lanes")[lane] = (tag, "")
-    records.space("ready", _class_of(lane)).put(lane, None, tag)
+    kinds = records.kinds
+    kinds["lanes"][""][lane] = (tag, "")
+    kinds["ready"][_class_of(lane)].put(lane, None, tag)
 
 
 def _class_of(lane: str) -> str:
@@ -377,9 +395,9 @@ def _unpark(records: Records, lane: str, row: Any) -> None:
 
 def freed(records: Records, now: int, steps: Steps) -> None:
     """Something came back on these limits: whoever is parked at one of them may look again."""
-    due = records.space("due")
     for step in steps:
-        if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
+        # Every member at which somebody is parked is due at some time.
+        if step[7] and (due := records.kinds["due"][""]).get(step[1]) is not None:
             due.put(step[1], 1, now)
 
 
@@ -403,15 +421,16 @@ def is_early(records: Records, now: int, plan: Plan) -> bool:
 
 def serve(records: Records, now: int) -> None:
     """Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer."""
-    calls = records.space("calls")
+    kinds = records.kinds
+    calls = kinds["calls"][""]
     while (first := calls.first()) is not None and first[0] <= now:
         _give_back(records, now, first[1])
-    sessions = records.space("sessions")
+    sessions = kinds["sessions"][""]
     while (first := sessions.first()) is not None and first[0] <= now:
-        for _, id in list(records.space("of", first[1]).scan()):
+        for _, id in list(kinds["of"][first[1]].scan()):
             remove(records, now, _ticket(records, id))
         sessions.delete(first[1])
-    young = records.space("young")
+    young = kinds["young"][""]
     while (first := young.first()) is not None and first[0] <= now:
         _promote(records, first[1])
     paused = busy(records)[0]
@@ -427,7 +446,7 @@ def _take_off(records: Records, now: int, ticket: Ticket) -> None:
     let_go(records, now, steps, (ticket.id, 0, None))
     if ticket.lane:
         freed(records, now, steps)
-    records.space("calls").delete(ticket.id)
+    records.kinds["calls"][""].delete(ticket.id)
 
 
 def _give_back(records: Records, now: int, id: str) -> None:
@@ -457,7 +476,8 @@ def _promote(records: Records, id: str) -> None:
 
 
 def _call_all(records: Records, now: int) -> None:
-    due = records.space("due")
+    kinds = records.kinds
+    due = kinds["due"][""]
     blocked: list[tuple[int, int]] = []
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
@@ -465,11 +485,12 @@ def _call_all(records: Records, now: int) -> None:
     overrides = busy(records)[2]
     for tier in range(tiers):
         while True:
-            _look_again(records, now, due, looked)
+            if (first := due.first()) is not None and first[0] <= now:
+                _look_again(records, now, due, looked)
             lane = _next_lane(records, tier, tiers, blocked)
             if lane is None:
                 break
-            ticket = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
+            ticket = _ticket(records, kinds["lane"][lane].first()[1])  # type: ignore[index]
             plan = recall(records, ticket.ref)
             steps = plan.steps
             if overrides:
@@ -518,13 +539,13 @@ def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) 
 
 
 def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> str | None:
-    ranks = range(tiers) if tier == 0 else range(tier, tier + 1)
+    behind = min([from_rank for _, from_rank in blocked]) if blocked else NEVER
+    ready = records.kinds["ready"]
     best = None
-    behind = min([from_rank for _, from_rank in blocked], default=NEVER)
-    for rank in ranks:
+    for rank in range(tiers) if tier == 0 else (tier,):
         if rank >= behind:
             break
-        first = records.space("ready", f"{tier}.{rank}").first()
+        first = ready[f"{tier}.{rank}"].first()
         if first is not None and (best is None or first < best):
             best = first
     return None if best is None else best[1]
@@ -533,8 +554,9 @@ def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int,
 def _call(records: Records, now: int, lane: str, ticket: Ticket, steps: Steps, claim: int) -> None:
     hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
     _advance(records, lane, ticket)
-    records.space("tickets")[ticket.id] = _marked(ticket, now + claim, 0)
-    records.space("calls").put(ticket.id, None, now + claim)
+    kinds = records.kinds
+    kinds["tickets"][""][ticket.id] = _marked(ticket, now + claim, 0)
+    kinds["calls"][""].put(ticket.id, None, now + claim)
     if ticket.lane:
         freed(records, now, steps)
     records.wakes.append(Wake(ticket.session, ticket.id))
@@ -566,19 +588,19 @@ def _keep_timer(
     clocks: tuple[str, ...] = ("calls", "due", "sessions", "young"),
 ) -> None:
     """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
+    kinds = records.kinds
     meta = meta_of(records)
-    moments = [at for at, _, _ in waits]
+    at = min([at for at, _, _ in waits]) if waits else NEVER
     for kind in clocks:
-        first = records.space(kind).first()
-        if first is not None:
-            moments.append(first[0])
-    at = min(moments, default=NEVER)
+        first = kinds[kind][""].first()
+        if first is not None and first[0] < at:
+            at = first[0]
     holder = waits[0][2] if waits else None
-    if holder is not None and (busy_sessions := _with_calls_out(records)) and holder.session in busy_sessions:
+    if holder is not None and len(kinds["sessions"][""]) > 1 and holder.session in (called := _with_calls_out(records)):
         # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
-        holder = _any_waiting(records, busy_sessions) or holder
+        holder = _any_waiting(records, called) or holder
     timer = holder.id if holder else ""
     limit, free_at = (waits[0][1], waits[0][0]) if waits else ("", now)
     if holder is not None and (timer != meta.timer or at < meta.timer_at):
         records.wakes.append(Wake(holder.session, holder.id, max(0, at - now)))
-    records.space("line")["meta"] = Meta(meta.arrivals, meta.tiers, timer, at, blocked, meta.turns, limit, free_at)
+    kinds["line"][""]["meta"] = Meta(meta.arrivals, meta.tiers, timer, at, blocked, meta.turns, limit, free_at)

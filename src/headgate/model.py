@@ -1,4 +1,8 @@
-"""The values that everybody passes around. All are frozen; times inside are integer microseconds of the store's clock."""
+"""The values that everybody passes around; times inside are integer microseconds of the store's clock.
+
+Nobody changes one. Those that a waiting ask is answered with are not frozen: to make a frozen one takes three
+times as long.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ NEVER = 2**53
 SECOND = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Not now: the first moment it could go (`at`), behind which limit, at which place, and when to look again."""
 
@@ -48,7 +52,7 @@ class Refusal:
     now: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """The answer to a release. `lost` says that the lease had already ended before; `adapted` that a limit moved by it."""
 
@@ -58,7 +62,7 @@ class Ended:
     at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pulse:
     """The answer to a heartbeat."""
 
@@ -161,7 +165,7 @@ class Override:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wake:
     """To a process: a ticket of its was called (`delay` None), or is to look again after `delay` microseconds."""
 

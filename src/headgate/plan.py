@@ -96,7 +96,6 @@ class Model:
         plan.plain = self.plain
         plan.lease = self.lease
         plan.adapts = self.adapts
-        plan._steps = None
         fingerprint, rank, costs = self.ref
         plan.ref = (fingerprint, rank, costs, tuple(key.items()))
         plan.slots = plan.others = ()
@@ -122,8 +121,8 @@ class Plan:
     looks at them.
     """
 
-    __slots__ = ("_steps", "adapts", "final", "key", "lease", "model", "others", "plain", "policy", "rank", "ref",
-                 "slots")  # fmt: skip
+    __slots__ = ("adapts", "final", "key", "lane", "lease", "model", "others", "plain", "policy", "rank", "ref", "slots",
+                 "steps")  # fmt: skip
 
     model: Model
     key: Mapping[str, str]
@@ -142,23 +141,23 @@ class Plan:
     #: The last rate: asked and charged in one.
     final: tuple[Taker, str] | None
     ref: Ref
-    _steps: Steps | None
+    steps: Steps
+    #: The values of its key, as a name: one lane of the line.
+    lane: str
 
-    @property
-    def steps(self) -> Steps:
-        if self._steps is None:
-            key = self.key
-            self._steps = tuple(
+    def __getattr__(self, name: str) -> Any:
+        # Only what has not been made yet is looked for here.
+        key = self.key
+        if name == "steps":
+            self.steps = tuple(
                 (limit, name if by is None else name + key[by], cost, value, base, share, rank, by is not None)
                 for limit, name, by, cost, value, base, share, rank in self.model.rows
             )
-        return self._steps
-
-    @property
-    def lane(self) -> str:
-        """The values of its key, as a name: one lane of the line."""
-        key = self.key
-        return ",".join([f"{by}={key[by]}" for by in self.policy.keys]) if key else ""
+            return self.steps
+        if name == "lane":
+            self.lane = ",".join([f"{by}={key[by]}" for by in self.policy.keys]) if key else ""
+            return self.lane
+        raise AttributeError(name)
 
     @property
     def weight(self) -> float:
@@ -179,6 +178,8 @@ class Plan:
 
     def too_large(self, steps: Steps) -> Step | None:
         """The step that this ask could never pass, if there is one."""
+        if steps is self.steps and self.model.fits:
+            return None
         for step in steps:
             if step[2] > step[0].largest(step[3]):
                 return step
@@ -449,17 +450,20 @@ def check_key(what: str, value: object) -> str:
 
 
 _policies: dict[str, Policy] = {}
+_plans: dict[Ref, Plan] = {}
 
 
 def remember(records: Records, policy: Policy) -> None:
     """Leave the policy beside the state, so that whoever serves the line later can make the plan again."""
-    policies = records.space("policies")
+    policies = records.kinds["policies"][""]
     if policies.get(policy.fingerprint) is None:
         policies[policy.fingerprint] = policy.spec()
 
 
 def recall(records: Records, ref: Any, known: Policy | None = None) -> Plan:
     """The plan of a ref, from the policy that was left with the state; `known` where that was lost."""
+    if ref.__class__ is tuple and (plan := _plans.get(ref)) is not None:  # in memory it is the very ref that was left
+        return plan
     policy = _policies.get(ref[0])
     if policy is None:
         spec = records.space("policies").get(ref[0])
@@ -469,4 +473,9 @@ def recall(records: Records, ref: Any, known: Policy | None = None) -> Plan:
         if len(_policies) >= 256:
             _policies.clear()
         _policies[ref[0]] = policy
-    return policy.plan_of(ref)
+    plan = policy.plan_of(ref)
+    if ref.__class__ is tuple:
+        if len(_plans) >= MODELS:
+            _plans.clear()
+        _plans[ref] = plan
+    return plan

@@ -15,7 +15,7 @@ from bisect import bisect_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Protocol
 
     from .model import Wake
@@ -74,13 +74,17 @@ if TYPE_CHECKING:
         @property
         def promised(self) -> Spaces: ...
 
+        #: All other spaces by kind and name, made where they are not there.
+        @property
+        def kinds(self) -> Mapping[str, Spaces]: ...
+
         #: The highest sequence number that this process was told. A head below it has lost state.
         seen: int
         #: Whom to wake once the command stands.
         wakes: list[Wake]
 
         def space(self, kind: str, name: str = ...) -> Space:
-            """Any other space, made where it is not there."""
+            """`kinds[kind][name]`, for where it need not be quick."""
 
         def drop(self, kind: str, name: str = ...) -> None:
             """Forget a whole space."""
@@ -143,6 +147,11 @@ class DictSpace(dict):  # type: ignore[type-arg]
         if scores and member in scores:
             if scores[member] == score:
                 return
+            if len(scores) == 1 and not self.fresh:
+                # Alone, and so the first: the one process that waits, the one lane that is ready.
+                scores[member] = score
+                self.chunks = [[(score, member)]]
+                return
             del scores[member]
         self.fresh[member] = score
 
@@ -156,9 +165,10 @@ class DictSpace(dict):  # type: ignore[type-arg]
             self._order()
         scores = self.scores
         if not scores:
-            if len(self.chunks) > 1 or self.chunks[0]:
-                self.chunks = [[]]
             return None
+        chunk = self.chunks[0]
+        if chunk and scores.get((pair := chunk[0])[1]) == pair[0]:
+            return pair
         while True:
             chunk = self.chunks[0]
             for stale, pair in enumerate(chunk):
@@ -186,6 +196,15 @@ class DictSpace(dict):  # type: ignore[type-arg]
     def _order(self) -> None:
         """Give those that are fresh their places."""
         fresh, scores = self.fresh, self.scores
+        if len(fresh) == 1:
+            member, score = fresh.popitem()
+            if scores:
+                scores[member] = score
+                self._place((score, member))
+            else:
+                scores[member] = score
+                self.chunks = [[(score, member)]]
+            return
         if len(fresh) > _CHUNK and 5 * len(fresh) > len(scores):
             scores.update(fresh)
             fresh.clear()
@@ -195,13 +214,16 @@ class DictSpace(dict):  # type: ignore[type-arg]
         scores.update(fresh)
         fresh.clear()
         for pair in pairs:
-            last = self.chunks[-1]
-            if last and pair < last[-1]:
-                self._insert(pair)
-            elif len(last) < _CHUNK:  # adding at the end, the usual case
-                last.append(pair)
-            elif not self._tidied():
-                self.chunks.append([pair])
+            self._place(pair)
+
+    def _place(self, pair: tuple[Any, Any]) -> None:
+        last = self.chunks[-1]
+        if last and pair < last[-1]:
+            self._insert(pair)
+        elif len(last) < _CHUNK:  # adding at the end, the usual case
+            last.append(pair)
+        elif not self._tidied():
+            self.chunks.append([pair])
 
     def _insert(self, pair: tuple[Any, Any]) -> None:
         chunks = self.chunks
@@ -238,11 +260,16 @@ class _Spaces(dict):  # type: ignore[type-arg]
         return space
 
 
-class _Kinds(dict):  # type: ignore[type-arg]
-    """The same by kind."""
+class Kinds(dict):  # type: ignore[type-arg]
+    """The same by kind: `make` makes those of one."""
 
-    def __missing__(self, kind: str) -> _Spaces:
-        spaces = self[kind] = _Spaces()
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, kind: str) -> Any:
+        spaces = self[kind] = self._make(kind)
         return spaces
 
 
@@ -257,10 +284,8 @@ class DictRecords:
         self.seen = 0
         self.wakes: list[Wake] = []
         self.states = DictSpace()
-        self.windows = _Spaces()
-        self.leases = _Spaces()
-        self.promised = _Spaces()
-        self.kinds = _Kinds(windows=self.windows, leases=self.leases, promised=self.promised)
+        self.kinds = Kinds(lambda kind: _Spaces())
+        self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]

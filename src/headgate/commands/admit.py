@@ -7,7 +7,7 @@ from ..errors import IdConflict, KindChanged
 from ..limits import NO_LEASE
 from ..model import NEVER, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
-from ..records import busy
+from ..records import QUIET, busy
 from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
 
 TYPE_CHECKING = False
@@ -114,11 +114,13 @@ class Admit(Command):
             elif known[5] != TAKEN_BACK:
                 return self._again(now, known)
         ticket = None
-        if busy(records)[3]:
+        if (records.head[2] or QUIET)[3]:
             ticket = line.find(records, self.id) if self.id else None
-            if ticket is not None and self.waits and ticket.session != self.session:
-                ticket = line.adopt(records, ticket, self.session)
-            heard = ticket is not None and line.hear(records, now, ticket.session, self.id)
+            heard = False
+            if ticket is not None:
+                if self.waits and ticket.session != self.session:
+                    ticket = line.adopt(records, ticket, self.session)
+                heard = line.hear(records, now, ticket.session, self.id)
             if heard or now >= line.meta_of(records).timer_at:
                 line.serve(records, now)
                 ticket = line.find(records, self.id) if self.id else None
@@ -191,9 +193,15 @@ class Admit(Command):
             check_at = meta.timer_at
             self._drop_own_wakes(records)
         paused, _, _, tickets, _ = busy(records)
-        reason = "paused" if paused > now else ""
-        place = min(ticket.place, tickets)
-        return Wait(max(now + 1, meta.free_at), meta.limit or None, place, check_at, now, reason)
+        place = ticket.place
+        return Wait(
+            max(now + 1, meta.free_at),
+            meta.limit or None,
+            place if place < tickets else tickets,
+            check_at,
+            now,
+            "paused" if paused > now else "",
+        )
 
     def _drop_own_wakes(self, records: Records) -> None:
         """The asker learns it from the reply."""
@@ -280,4 +288,6 @@ def earliest_now(records: Records, now: int, steps: Steps) -> tuple[int, Step | 
 
 def same(ref: Any, other: Ref) -> bool:
     """Whether two refs ask for the same, whatever version of the configuration asked."""
+    if ref is other:
+        return True
     return bool(dict(ref[2]) == dict(other[2]) and dict(ref[3]) == dict(other[3]) and ref[1] == other[1])

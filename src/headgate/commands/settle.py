@@ -92,7 +92,7 @@ class Settle(Command):
                 adapted = self._end_lease(records, now, steps, lost)
         self._amounts(records, now, steps, lost, confirmed)
         only_confirmed = outcome is None and self.actual is None
-        if only_confirmed and not (lost or confirmed):
+        if only_confirmed and not (lost or confirmed) and (plan.lease or permit is not None):
             self._mark_confirmed(records, now, steps, permit)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]

@@ -164,7 +164,8 @@ class Window(RateLimit):
         state = records.states.get(member)
         if state is None or at > now:
             return
-        was, stops = self._stops(at, self.span), self._stops(now, self.per)
+        grid = self.grid
+        was, stops = -(-(at + self.span) // grid) * grid, -(-(now + self.per) // grid) * grid
         if stops < was and state[0] == "window":
             self._move(records, member, cost, was, stops)
 
@@ -184,15 +185,15 @@ class Window(RateLimit):
         else:
             slots.delete(was)
         _, total, first, held, until, promised, _, _ = records.states.get(member)
-        if to is None:
-            total -= moved
-        else:
-            slots.put(to, moved + (slots.get(to) or 0.0), to)
-            first = min(first, to)
         if promised:
             slots.delete("hint")
-        if slots.first() is None:
-            total = 0.0  # whatever rounding left
+        if to is None:
+            # With the last slot goes whatever rounding left.
+            total = 0.0 if slots.first() is None else total - moved
+        else:
+            slots.put(to, moved + (slots.get(to) or 0.0), to)
+            if to < first:
+                first = to
         records.states[member] = ("window", total, first, held, until, promised, 0, 0.0)
 
     def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:

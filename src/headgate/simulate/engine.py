@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import count
 
 from ..flows import TIMED_OUT
 
@@ -70,23 +71,21 @@ class Engine:
     def __init__(self, now: int) -> None:
         self.now = now
         self.begun = now
-        self.events = 0
         self.stopped = False
         self.ready: deque[tuple[Task, int, Any]] = deque()
         self._heap: list[tuple[int, int, Task, int]] = []
-        self._count = 0
+        #: Of events at the same moment, the first to be announced comes first.
+        self._number = count().__next__
 
     def start(self, steps: Steps, delay: int = 0) -> Task:
         """A new task whose first step is `delay` microseconds from now."""
         task = Task(self, steps)
-        self._count += 1
-        heappush(self._heap, (self.now + delay, self._count, task, 0))
+        heappush(self._heap, (self.now + delay, self._number(), task, 0))
         return task
 
     def run(self, until: int) -> None:
         """Let things happen until somebody sets `stopped`, nothing is left to happen, or the time is over."""
-        heap, ready = self._heap, self.ready
-        count = self._count
+        heap, ready, number = self._heap, self.ready, self._number
         while not self.stopped:
             value: Any = None
             if ready:
@@ -105,25 +104,15 @@ class Engine:
                     value = TIMED_OUT
             else:
                 break
-            while True:
-                self._count = count
-                try:
-                    delay = task.send(value)
-                except StopIteration:
-                    count = self._count
-                    break
-                count = self._count
-                if delay is not None and delay >= 0:
-                    count += 1
-                    heappush(heap, (self.now + delay, count, task, task.turn))
-                    break
-                if task.mail:
-                    value = task.mail.popleft()
-                    continue
-                task.parked = True
-                if delay is not None:
-                    count += 1
-                    heappush(heap, (self.now - 1 - delay, count, task, task.turn))
-                break
-            self.events += 1
-        self._count = count
+            try:
+                delay = task.send(value)
+                while (delay is None or delay < 0) and task.mail:
+                    delay = task.send(task.mail.popleft())
+            except StopIteration:
+                continue
+            if delay is not None and delay >= 0:
+                heappush(heap, (self.now + delay, number(), task, task.turn))
+                continue
+            task.parked = True
+            if delay is not None:
+                heappush(heap, (self.now - 1 - delay, number(), task, task.turn))

@@ -15,7 +15,7 @@ from ..commands.base import SPACES
 from ..errors import StoreFormatError
 from ..limits import KINDS
 from ..model import SECOND
-from ..records import FRESH, DictSpace, busy
+from ..records import FRESH, DictSpace, Kinds, busy
 from .dynamodb_pack import dumps, loads, pack, unpack
 from .dynamodb_table import FORMAT, STATE, TOKEN
 
@@ -173,7 +173,7 @@ class DynamoRecords:
         self.seen = 0
         self.wakes: list[Wake] = []
         self.states = States(self)
-        self.kinds: dict[str, Spaces] = {kind: Spaces(self, kind) for kind in SPACES}
+        self.kinds = Kinds(lambda kind: Spaces(self, kind))
         self.windows, self.promised, self.leases = (self.kinds[kind] for kind in SPACES)
         self.values: dict[str, ValueState] = {}
         #: value → [sequence number when it was written, whether it has an item of its own, its state]
@@ -200,11 +200,7 @@ class DynamoRecords:
         return self.add(value, has_item, written, packed)
 
     def space(self, kind: str, name: str = "") -> DictSpace:
-        spaces = self.kinds.get(kind)
-        if spaces is None:
-            spaces = self.kinds[kind] = Spaces(self, kind)
-        found: DictSpace = spaces[name]
-        return found
+        return self.kinds[kind][name]  # type: ignore[no-any-return]
 
     def drop(self, kind: str, name: str = "") -> None:
         if kind in SPACES and "|" in name:

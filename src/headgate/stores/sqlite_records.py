@@ -12,7 +12,7 @@ What a transaction reads and changes of it is kept in dicts until its end: see `
 
 from __future__ import annotations
 
-from ..records import FRESH, QUIET
+from ..records import FRESH, QUIET, Kinds
 from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
@@ -162,21 +162,11 @@ class SqliteRecords:
             # An older file came back. The short way of a decision heeds nothing but the head, so that has to say so.
             self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
         self.states = States(self, resident, self.is_new)
-        self.windows = _Spaces(self, "windows")
-        self.leases = _Spaces(self, "leases")
-        self.promised = _Spaces(self, "promised")
-        self.kinds: dict[str, _Spaces] = {
-            "windows": self.windows,
-            "leases": self.leases,
-            "promised": self.promised,
-        }
+        self.kinds = Kinds(lambda kind: _Spaces(self, kind))
+        self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
-        spaces = self.kinds.get(kind)
-        if spaces is None:
-            spaces = self.kinds[kind] = _Spaces(self, kind)
-        found: SqliteSpace = spaces[name]
-        return found
+        return self.kinds[kind][name]  # type: ignore[no-any-return]
 
     def drop(self, kind: str, name: str = "") -> None:
         spaces = self.kinds.get(kind)
