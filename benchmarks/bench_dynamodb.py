@@ -8,13 +8,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from statistics import quantiles
 
 from benchmarks.measure import Table
-from headgate import Concurrency, Gate, Window
+from headgate import Concurrency, Gate, Permit, Window
 from headgate.limits import Limit
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock
@@ -29,7 +32,7 @@ _tables = count()
 def run(quick: bool) -> list[Table]:
     os.environ.update(CREDENTIALS)
     with serving() as server:
-        return [callers(server, quick), costs(server, quick)]
+        return [callers(server, quick), calls(server, quick), waits(server, quick), costs(server, quick)]
 
 
 @contextmanager
@@ -72,11 +75,11 @@ def callers(server: Server, quick: bool) -> Table:
     seconds = 1.5 if quick else 3.0
     rows = []
     make_table(server.endpoint, "bare")
-    bare = client(server.endpoint)
+    driver = client(server.endpoint)
     numbers = count()
 
     def write() -> None:
-        bare.put_item(TableName="bare", Item={"counter_id": {"S": "x"}, "n": {"N": str(next(numbers))}})
+        driver.put_item(TableName="bare", Item={"counter_id": {"S": "x"}, "n": {"N": str(next(numbers))}})
 
     floor = per_second(write, 1, seconds)
     rows.append(["bare PutItem, one caller", f"{floor:,.0f}", "1.00", ""])
@@ -96,6 +99,115 @@ def callers(server: Server, quick: bool) -> Table:
         rows,
         "Every id is remembered for a minute, so a gate that grants thousands a second outgrows its item: take Redis then.",
     )
+
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+def asked_of(stores: list[DynamoStore]) -> Counter[str]:
+    return sum((store.table.requests for store in stores), Counter())
+
+
+def calls(server: Server, quick: bool) -> Table:
+    """What one call asks of DynamoDB, and how long it takes when nothing else goes on."""
+    times = 100 if quick else 400
+    limits: list[Limit] = [Window(10_000, per="1m", name="rpm"), Concurrency(5_000, name="in_flight", lease="2m")]
+    rows = []
+    for title, processes in (("alone", 1), ("two processes that take turns", 2)):
+        with opened(server, processes) as stores:
+            gates = [Gate("bench", limits, store=store) for store in stores]
+            for gate in gates:
+                for _ in range(4):
+                    gate.acquire(renew=False).release()
+            permits: list[Permit] = []
+            take = [partial(taken, gates[number % processes], permits) for number in range(times)]
+            rows.append(timed(f"acquire, {title}", stores, take))
+            rows.append(timed(f"release, {title}", stores, [permit.release for permit in permits]))
+            if processes == 1:
+                rows += [timed("a look (`usage`)", stores, [gates[0].usage] * times), *bare(stores, times)]
+    return Table(
+        "DynamoDB, one call",
+        ["", "reads", "writes", "p50 ms", "p99 ms"],
+        rows,
+        "The server is on this machine: add what AWS takes for each read and write, some milliseconds.",
+    )
+
+
+def taken(gate: Gate, permits: list[Permit]) -> None:
+    permits.append(gate.acquire(renew=False))
+
+
+def bare(stores: list[DynamoStore], times: int) -> list[list[str]]:
+    """A refusal, and what the driver takes to read and write the same item."""
+    full = Gate("full", [Window(1, per="1h")], store=stores[0])
+    full.acquire()
+    table = stores[0].table
+    item = {**(table.get("headgate:bench") or {}), table.key: {"S": "bare"}}
+    write = partial(table.call, "put_item", TableName=table.name, Item=item)
+    return [
+        timed("refused at once", stores, [full.try_acquire] * times),
+        timed("a bare read of that item", stores, [partial(table.get, "headgate:bench")] * times),
+        timed("a bare write of that item", stores, [write] * times),
+    ]
+
+
+def timed(title: str, stores: list[DynamoStore], works: Sequence[Callable[[], object]]) -> list[str]:
+    before = asked_of(stores)
+    took = []
+    for work in works:
+        began = time.perf_counter()
+        work()
+        took.append((time.perf_counter() - began) * 1000)
+    asked = asked_of(stores) - before
+    cuts = quantiles(took, n=100)
+    reads, writes = asked["get_item"] / len(works), asked["put_item"] / len(works)
+    return [title, f"{reads:.2f}", f"{writes:.2f}", f"{cuts[49]:.1f}", f"{cuts[98]:.1f}"]
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def waits(server: Server, quick: bool) -> Table:
+    """What a fleet asks of DynamoDB while it waits for a window, and when its time comes."""
+    per = 10.0 if quick else 20.0
+    rows = [waiting(server, processes, threads, per) for processes, threads in ((4, 25), (8, 1))]
+    return Table(
+        "DynamoDB, what waiting costs",
+        ["", "waited, s", "reads meanwhile", "writes meanwhile", "reads to go", "writes to go", "went within, s"],
+        rows,
+        "Requests of the whole fleet, from when all wait until the first goes, and from then until all have gone.",
+    )
+
+
+def waiting(server: Server, processes: int, threads: int, per: float) -> list[str]:
+    waiters = processes * threads
+    limits: list[Limit] = [Window(waiters + 1, per=per, slack=0.1, name="w")]
+    with opened(server, processes) as stores:
+        gates = [Gate("bench", limits, store=store) for store in stores]
+        gates[0].acquire(waiters + 1)
+        went: list[float] = []
+        before: list[Counter[str]] = []
+
+        def wait(gate: Gate) -> None:
+            gate.acquire()
+            before.append(asked_of(stores))
+            went.append(time.perf_counter())
+
+        running = [threading.Thread(target=wait, args=(gate,)) for gate in gates for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        while gates[0].usage().waiting < waiters:
+            time.sleep(0.05)
+        began, at_first = time.perf_counter(), asked_of(stores)
+        for thread in running:
+            thread.join()
+        meanwhile, going = before[0] - at_first, asked_of(stores) - before[0]
+    return [
+        f"{waiters} in {processes} processes",
+        f"{min(went) - began:.1f}",
+        *(str(asked[kind]) for asked in (meanwhile, going) for kind in ("get_item", "put_item")),
+        f"{max(went) - min(went):.1f}",
+    ]
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -143,8 +255,8 @@ def cost(
             if permit is not None:
                 served += 1
                 heappush(due, (clock.now + int(chance.uniform(5, 40) * 1e6), id(permit), permit.release))
-        asked = sum((store.table.requests for store in stores), start=stores[0].table.requests.__class__())
-        used = sum((store.table.capacity for store in stores), start=stores[0].table.capacity.__class__())
+        asked = asked_of(stores)
+        used: Counter[str] = sum((store.table.capacity for store in stores), Counter())
         item = client(server.endpoint).get_item(
             TableName=stores[0].table.name, Key={"counter_id": {"S": "headgate:bench"}}
         )["Item"]

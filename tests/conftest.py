@@ -1,11 +1,79 @@
-"""How Hypothesis runs: by the clock of the machine nothing is judged; `HYPOTHESIS_PROFILE=mutants` only wants a failure."""
+"""What many tests begin with, and how Hypothesis runs: by the clock of the machine nothing is judged.
+
+`HYPOTHESIS_PROFILE=mutants` only wants a failure.
+"""
+
+from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servers import Server
+
+    from headgate.events import Event
+    from headgate.stores.redis import RedisStore
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "mutants", parent=settings.get_profile("default"), phases=[Phase.explicit, Phase.generate], database=None
 )
+# Whoever started the tests may have had these ignored (in the background, nohup), and so would all processes of theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    """All that is told while the test runs."""
+    from headgate.events import subscribe
+
+    seen: list[Event] = []
+    end = subscribe(seen.append)
+    yield seen
+    end()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A Redis or Valkey of the test's own."""
+    from servers import new
+
+    with new() as started:
+        yield started
+
+
+@pytest.fixture
+def stores() -> Iterator[Callable[[str], RedisStore]]:
+    """Makes Redis stores, which are closed with the test."""
+    from headgate.stores.redis import RedisStore
+
+    made: list[RedisStore] = []
+
+    def make(url: str) -> RedisStore:
+        made.append(RedisStore(url))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def at_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory of its own, at a terminal of a known width, with nothing set."""
+    from headgate.policy import ENVIRONMENT
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)

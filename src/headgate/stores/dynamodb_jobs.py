@@ -6,7 +6,10 @@ import threading
 import time
 from random import SystemRandom
 
-from ..errors import StoreFormatError, StoreUnavailable
+from ..commands import Admit, Renew
+from ..errors import HeadgateError, StoreFormatError, StoreUnavailable
+from ..model import Refusal, Wait
+from ..records import busy
 from .dynamodb_records import read_item
 from .dynamodb_table import RECENT
 
@@ -24,6 +27,16 @@ CHANCE = SystemRandom()
 
 #: Seconds for which a batch is tried again while others write, and while the table is throttled.
 CONTENDED_FOR, THROTTLED_FOR = 5.0, 2.0
+
+#: Seconds for which the end of a permit is tried in all while others write: work that is done should not fail by it.
+STUBBORN_FOR = 30.0
+
+
+class Contended(StoreUnavailable):
+    """Others wrote all the time; nothing was charged."""
+
+    #: For gates: the store is there, so this is no outage.
+    unknown = True
 
 
 class Job:
@@ -49,7 +62,7 @@ class Job:
 class Ask:
     """One command, and its reply."""
 
-    __slots__ = ("command", "error", "job", "raised", "reply")
+    __slots__ = ("command", "error", "job", "raised", "reply", "since")
 
     def __init__(self, command: Command, job: Job) -> None:
         self.command = command
@@ -59,6 +72,12 @@ class Ask:
         self.raised = False
         #: The store failed it.
         self.error: BaseException | None = None
+        self.since = time.monotonic()
+
+    @property
+    def open(self) -> bool:
+        """Nobody has answered it yet."""
+        return self.reply is None and self.error is None
 
     def fail(self, error: BaseException) -> None:
         # One error each: they are raised in different threads.
@@ -91,7 +110,7 @@ class Kept:
 class Outcome:
     """What a batch has come to, until it is written."""
 
-    __slots__ = ("asks", "others", "records", "replies", "state", "ttl")
+    __slots__ = ("asks", "others", "records", "refused", "replies", "state", "ttl")
 
     def __init__(self, records: DynamoRecords, asks: list[Ask]) -> None:
         self.records = records
@@ -101,6 +120,23 @@ class Outcome:
         self.state = b""
         self.ttl: int | None = None
         self.others: dict[str, tuple[bytes, int]] = {}
+        #: Nothing has changed for anybody, so there is nothing to write.
+        self.refused = False
+
+    def all_refused(self, heed: Any) -> bool:
+        """Whether nobody got anything, nobody waits, and what there is to heed is as it was: it may stay as it is."""
+        _, _, _, tickets, lost = busy(self.records)
+        return (
+            not tickets
+            and not lost
+            and self.records.head[2] == heed
+            and all(
+                isinstance(ask.command, Admit)
+                and not ask.command.waits
+                and isinstance(reply, Wait | Refusal | HeadgateError)
+                for ask, (reply, _) in zip(self.asks, self.replies, strict=True)
+            )
+        )
 
 
 class Waits:
@@ -111,16 +147,16 @@ class Waits:
         self._began = time.monotonic()
         self._conflicts = 0
         self._throttles = 0
-        self._silent = 0.0
         self._failures = 0
 
-    def conflict(self) -> float:
+    def conflict(self, sure: bool) -> float:
         self._conflicts += 1
         if time.monotonic() - self._began > CONTENDED_FOR:
-            raise StoreUnavailable(
+            told = (
                 f"{self._table.place} is contended: others wrote {self._conflicts} times in {CONTENDED_FOR:g} s, and "
-                f"it was not this process's turn; nothing was charged"
+                f"it was not this process's turn"
             )
+            raise Contended(f"{told}; nothing was charged") if sure else StoreUnavailable(f"{told}; an answer was lost")
         pause = 0.0 if self._conflicts == 1 else CHANCE.uniform(0, min(0.1, 0.004 * 2**self._conflicts))
         time.sleep(pause)
         return pause
@@ -141,3 +177,9 @@ class Waits:
                 raise error
             raise StoreUnavailable(f"{self._table.place} does not answer: {error}") from error
         time.sleep(CHANCE.uniform(0.01, 0.03))
+
+
+def values_of(command: Command) -> set[str]:
+    """The values of keys that a command names: they are read before it runs."""
+    plans = [row[0] for row in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
+    return {step[1].partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step[7]}

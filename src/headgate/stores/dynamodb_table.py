@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -38,6 +39,10 @@ THROTTLED = {
     "RequestLimitExceeded",
     "LimitExceededException",
 }
+#: What a table with another key says, in whatever words.
+KEY = re.compile(r"\bkeys?\b", re.IGNORECASE)
+#: Somebody else writes to the same item at this moment.
+CONFLICTS = {"TransactionConflictException", "TransactionInProgressException", "ReplicatedWriteConflictException"}
 CREDENTIALS = {
     "ExpiredTokenException": "the credentials have expired",
     "ExpiredToken": "the credentials have expired",
@@ -215,7 +220,7 @@ class Table:
             return Conflict(error.response.get("Item"), known=True)
         if code == "TransactionCanceledException":
             return self._cancelled(error.response.get("CancellationReasons") or [], message)
-        if code in ("TransactionConflictException", "TransactionInProgressException"):
+        if code in CONFLICTS:
             return Conflict()
         if code in THROTTLED:
             return Throttled(f"{self.place} is throttled: {message or code}")
@@ -226,7 +231,7 @@ class Table:
         if code in CREDENTIALS:
             self._client, self._anew = None, True
             return StoreUnavailable(f"{self.place}: {CREDENTIALS[code]}: {message}")
-        if code == "ValidationException" and ("key" in message.lower() and "schema" in message.lower()):
+        if code == "ValidationException" and KEY.search(message):
             return StoreFormatError(
                 f"{self.place} has another key than {self.key!r} (a string, and no sort key): {message}; "
                 f"name it in the URL, as in dynamodb://{self.name}?key=NAME"

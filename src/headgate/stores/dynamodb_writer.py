@@ -8,15 +8,16 @@ again on what is there. An answer that was lost is found again: an item names th
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from itertools import count
 
-from ..commands import Admit, Cancel, Configure, Renew, Reset
+from ..commands import Admit, Cancel, Configure, Release, Reset, Settle
 from ..errors import Denied, HeadgateError, StoreUnavailable
 from ..limits import prune
 from ..model import SECOND, Wait
 from ..records import busy
-from .dynamodb_jobs import Ask, Job, Kept, Outcome, Waits
+from .dynamodb_jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, values_of
 from .dynamodb_pack import loads
 from .dynamodb_records import VERSION, Missing, gate_records, item_name, read_item
 from .dynamodb_table import Conflict, Throttled, Unreachable, Unsure
@@ -42,6 +43,9 @@ MOST_WAITERS, MOST_LEASES = 1000, 2000
 
 #: How many values of a gate's keys a process keeps in mind.
 KEPT = 512
+
+#: Seconds after which who asked while others wrote all the time asks again: at least, and at most.
+AGAIN = 0.2, 0.6
 
 #: Seconds after which a thread without work ends.
 LINGER = 5.0
@@ -100,6 +104,8 @@ class GateWriter:
                 batch = self._next_batch()
             try:
                 self._decide(batch)
+            except Contended as error:
+                self._put_off(batch, error)
             except BaseException as error:  # the callers must hear of it, whatever it is
                 self._kept = None
                 if isinstance(error, StoreUnavailable):
@@ -107,8 +113,29 @@ class GateWriter:
                         batch += self._queue
                         self._queue.clear()
                 for ask in batch:
-                    if ask.reply is None and ask.error is None:
+                    if ask.open:
                         ask.fail(error)
+
+    def _put_off(self, batch: list[Ask], error: Contended) -> None:
+        """Others wrote all the time. The store is there, so this must not open a gate: asks wait, ends go again."""
+        self._kept = None
+        left: list[Ask] = []
+        for ask in batch:
+            if not ask.open:
+                continue
+            if isinstance(ask.command, Admit):
+                now = self._store.rough_time()
+                at = now + round(CHANCE.uniform(*AGAIN) * SECOND)
+                ask.reply = Wait(at, None, 0, at, now, "contended")
+                ask.job.settled()
+            elif not isinstance(ask.command, Settle | Release):
+                ask.fail(error)
+            elif time.monotonic() - ask.since > STUBBORN_FOR:
+                ask.fail(StoreUnavailable(*error.args))  # the gate tells it later
+            else:
+                left.append(ask)
+        with self._bell:
+            self._queue.extendleft(reversed(left))
 
     def _next_batch(self) -> list[Ask]:
         batch: list[Ask] = []
@@ -139,7 +166,7 @@ class GateWriter:
                 outcome = self._apply(kept, batch, writes)
                 if outcome is None:
                     continue
-                if not writes or (outcome.state == kept.state and not outcome.others):
+                if not writes or outcome.refused or (outcome.state == kept.state and not outcome.others):
                     if fresh:
                         self._kept = kept
                         self._finish(outcome)
@@ -156,7 +183,7 @@ class GateWriter:
             except Conflict as conflict:
                 unsure.pop(number, None)
                 self._alone = 0
-                waited = waits.conflict()
+                waited = waits.conflict(sure=not unsure)
                 read = not conflict.known or conflict.item is None or waited > 0.01
                 self._kept = None if read else Kept(self._name, conflict.item)
             except Throttled as error:
@@ -198,7 +225,7 @@ class GateWriter:
         """Run the batch. None: a bug of one command, which has been told; the others go again."""
         records = self._records(kept)
         now = self._store.time(records, writes)
-        seq = records.head[0]
+        seq, _, heed = records.head
         if self._gone_by is not None and kept.token is None and now > self._gone_by * SECOND:
             self.seen = 0  # nobody has used the gate for so long that its item was to go
         if seq < self.seen:
@@ -215,7 +242,8 @@ class GateWriter:
                         outcome.replies.append((self._one(ask.command, now, records), False))
                     except HeadgateError as error:
                         outcome.replies.append((error, True))
-                if writes:
+                outcome.refused = outcome.all_refused(heed)
+                if writes and not outcome.refused:
                     outcome.state, outcome.ttl, outcome.others = records.packed(now)
                 return outcome
             except Missing as error:
@@ -345,12 +373,6 @@ class GateWriter:
         if sessions.get(self._store.session) == 0:
             self.heard_until = next((until for until, name in sessions.scan() if name == self._store.session), 0)
         self._store.looks.notice(self._gate, records)
-
-
-def values_of(command: Command) -> set[str]:
-    """The values of keys that a command names: they are read before it runs."""
-    plans = [row[0] for row in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
-    return {step[1].partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step[7]}
 
 
 def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | None:
