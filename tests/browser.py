@@ -1,12 +1,10 @@
-"""A guard of one's own for a test, and a real Chromium to look at it. Knows no pytest."""
+"""A guard of one's own for a test, and a real Chromium to look at it."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-#: Seconds that a guard may take to start.
-STARTING = 30.0
+from guards import GuardProcess
 
 HOW_TO_GET_ONE = "no Chromium: `apt-get install chromium` brings it, and `pip install playwright` what drives it"
 
@@ -30,47 +27,10 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+class Guard(GuardProcess):
+    """A guard that is asked over HTTP, with its token where it has one."""
 
-
-class Guard:
-    """A real `headgate serve` with a configuration of its own. It can be killed and started again on the same port."""
-
-    def __init__(self, folder: Path, config: str) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.token = ""
-        self.process: subprocess.Popen[str] | None = None
-        (folder / "headgate.toml").write_text(config, encoding="utf-8")
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "headgate", "serve", "--port", str(self.port), "--log-level", "warning"]
-        with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        line: list[str] = []
-        reader = threading.Thread(target=lambda: line.append(self.process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
-        reader.start()
-        reader.join(STARTING)
-        assert self.url in "".join(line), f"the guard did not start: {line} {self.log()}"
-
-    def log(self) -> str:
-        return (self.folder / "log").read_text(encoding="utf-8")
-
-    def kill(self) -> None:
-        self.stop(signal.SIGKILL)
-
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(15)
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-            self.process = None
+    token = ""
 
     def ask(self, method: str, path: str, body: Any = None, wait: float = 30.0) -> Any:
         """The JSON of an answer. Raises urllib.error.HTTPError."""
@@ -113,12 +73,11 @@ class Guard:
 
 @contextmanager
 def running(folder: Path, config: str) -> Iterator[Guard]:
-    guard = Guard(folder, config)
-    guard.start()
+    guard = Guard(folder, config, "--log-level", "warning")
     try:
         yield guard
     finally:
-        guard.stop(signal.SIGKILL)
+        guard.kill()
 
 
 def new_token(folder: Path, name: str, *scopes: str) -> str:

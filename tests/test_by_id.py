@@ -82,8 +82,18 @@ def test_a_lease_that_ended_is_not_renewed_and_takes_nobodys_slot(store: Any, cl
 def test_a_gate_without_leases_has_none_to_renew_and_an_id_must_be_one(store: Any) -> None:
     with pytest.raises(InvalidInput, match="no concurrency limit"):
         Gate("rates", [Window(5, per="1m")], store=store).renew("x")
-    with pytest.raises(InvalidInput, match="by its id"):
-        one_slot(store).renew("")
+    gate = one_slot(store)
+    for id in ("", "\udcff", None):
+        with pytest.raises(InvalidInput, match="by its id"):
+            gate.renew(id)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="by its id"):
+            gate.release(id)  # type: ignore[arg-type]
+
+
+def test_the_reason_for_a_pause_may_be_anything_that_somebody_was_told(store: Any) -> None:
+    gate = one_slot(store)
+    gate.pause(5, "429: \udcff")
+    assert gate.usage().pause_reason == "429: ?"
 
 
 def test_a_permit_is_released_by_its_id_with_what_it_really_cost(store: Any) -> None:

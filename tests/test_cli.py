@@ -22,6 +22,8 @@ from headgate.cli.app import COMMANDS, app
 from headgate.cli.presets import DEFAULT, PRESETS
 from headgate.stores import open_store
 
+pytestmark = pytest.mark.usefixtures("at_the_command_line")
+
 ROOT = Path(__file__).parent.parent
 CONFIG = """
 store = "sqlite:///{folder}/state.db"
@@ -42,14 +44,6 @@ limits = [
   {{ concurrency = 8, name = "all" }},
 ]
 """
-
-
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
-    for name in policy.ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -373,11 +367,13 @@ def test_top_prints_one_frame_where_there_is_no_terminal(gates: Any) -> None:
     assert "orgs" not in done("top", "adobe")
 
 
-def test_a_password_in_a_store_url_is_never_shown() -> None:
-    from headgate.cli.params import shown
-
-    assert shown("redis://user:secret@host:6379/0?x=secret") == "redis://host:6379/0"
-    assert shown("sqlite:///headgate.db") == "sqlite:///headgate.db"
+def test_a_password_in_a_store_url_is_never_shown(tmp_path: Path) -> None:
+    for store in ("redis://user:secret@127.0.0.1:1/0", "redis://127.0.0.1:1/0?password=secret"):
+        (tmp_path / "headgate.toml").write_text(f'store = "{store}"\n[gates.a]\nlimits = [{{ concurrency = 1 }}]')
+        for command in ("doctor", "status", "top"):
+            told = run(command).output
+            assert "127.0.0.1:1/0" in told
+            assert "secret" not in told
 
 
 def test_explain_names_what_blocks_who_holds_it_and_spends_nothing(gates: Any) -> None:
@@ -529,7 +525,7 @@ def test_doctor_checks_local_shares_against_the_number_of_processes(tmp_path: Pa
     notes = [check for check in read("doctor")["checks"] if check["level"] == "note"]
     assert any("at most 50 processes" in check["detail"] for check in notes)
     assert any("no two processes share it" in check["detail"] for check in notes)
-    done("doctor", "--processes", "50")
+    assert "headgate.toml: 1 gate: a\n" in done("doctor", "--processes", "50")
     result = run("doctor", "--processes", "51")
     assert result.exit_code == 1
     assert "102%" in result.stdout

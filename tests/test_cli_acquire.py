@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 import headgate
 from headgate.stores import open_store
@@ -76,13 +77,6 @@ def running(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line == "running\n", process.communicate()
-
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def free(gate: headgate.Gate) -> bool:

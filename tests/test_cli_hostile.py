@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import headgate
-from headgate import policy
 from headgate.cli import reference
 from headgate.cli.app import EXIT_CODES, app
 from headgate.stores import open_store
+
+pytestmark = pytest.mark.usefixtures("at_the_command_line")
 
 CONFIG = """
 store = "sqlite:///{folder}/state.db"
@@ -75,14 +76,6 @@ WORDS = [
     "\x1b[31m", "\x07", "ü", "日本", "🙂", "\u202e", "\udcff", "x" * 300, "x" * 3000, "%s", "{0}", "[bold]", "[/]",
     "\\", "'", '"',
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
-    for name in policy.ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -233,8 +226,13 @@ def test_a_file_that_is_no_configuration_and_no_scenario_is_told_in_one_message(
     assert "headgate.toml" in result.stderr
 
 
-@pytest.mark.parametrize("place", [".", "/", "none", "loop", "dangling", "headgate.toml/x", "x" * 300, "/dev/null"])
+@pytest.mark.parametrize(
+    "place",
+    [".", "/", "none", "loop", "dangling", "headgate.toml/x", "x" * 300, "/dev/null", "/dev/zero", "pipe", "huge"],
+)
 def test_what_is_no_file_is_told_in_one_message_wherever_a_file_belongs(gates: Any, tmp_path: Path, place: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").write_bytes(b"#" * (2 << 20))
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "scenario.toml").write_text(SCENARIO)

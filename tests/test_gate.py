@@ -1086,4 +1086,7 @@ def test_a_store_shown_to_people_keeps_its_password() -> None:
 
     assert shown("redis://user:secret@host:6379/0") == "redis://user:***@host:6379/0"
     assert shown("https://token@guard.example") == "https://***@guard.example"
+    assert shown("https://token:@guard.example") == "https://***@guard.example"
+    assert shown("redis://:pa/ss@wo:rd@host:6379/0") == "redis://:***@host:6379/0"
+    assert shown("redis://host:6379/0?password=secret") == "redis://host:6379/0"
     assert shown("sqlite:///a@b.db") == "sqlite:///a@b.db"

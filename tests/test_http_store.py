@@ -14,10 +14,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from waiting import DECIDED, Stopwatch, held_up, timed, until
 
 from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, InvalidInput, StoreUnavailable, Window
 from headgate.errors import ConfigError, HeadgateError, IdConflict
-from headgate.events import Event, subscribe
 from headgate.service.wire import Wire
 from headgate.stores.http import HttpStore
 from headgate.stores.http_client import Broken, Endpoint, Response
@@ -28,9 +28,6 @@ from headgate.testing import FakeClock, StoreSuite
 from tests import stores
 from tests.guards import GuardProcess, GuardThread
 from tests.histories import FAMILIES, History, plain, usual_deed
-
-#: Seconds within which a decision is made while the guard is away, with the time that a busy machine takes to say so.
-DECIDED = 0.25 + 0.25
 
 GATES = """
 store = "sqlite:///guard.db"
@@ -56,22 +53,6 @@ def gate_of(url: str, mode: str = "closed", kind: Any = Gate, **more: Any) -> An
 
 def one_of(url: str, kind: Any = Gate) -> Any:
     return kind("one", [Concurrency(1, name="slots", lease="1h")], store=url)
-
-
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    begun = time.monotonic()
-    try:
-        answer = call()
-    except Exception as error:
-        answer = error
-    return time.monotonic() - begun, answer
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
 
 
 def back(gate: Any) -> bool:
@@ -143,14 +124,6 @@ def guard(tmp_path: Path) -> Iterator[GuardProcess]:
     process.kill()
 
 
-@pytest.fixture
-def events() -> Iterator[list[Event]]:
-    seen: list[Event] = []
-    end = subscribe(seen.append)
-    yield seen
-    end()
-
-
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_gate_decides_in_time_what_to_do_without_its_guard_and_comes_back(guard: GuardProcess, how: str) -> None:
     closed, opened, local = (gate_of(guard.url, mode) for mode in ("closed", "open", "local:0.5"))
@@ -181,24 +154,13 @@ def test_an_async_gate_does_not_block_its_loop_while_its_guard_is_silent(guard: 
     async def main() -> None:
         gate = gate_of(guard.url, kind=AsyncGate)
         await (await gate.acquire()).release()
-        longest, running = 0.0, True
-
-        async def ticking() -> None:
-            nonlocal longest
-            while running:
-                begun = time.monotonic()
-                await asyncio.sleep(0.005)
-                longest = max(longest, time.monotonic() - begun)
-
-        ticks = asyncio.create_task(ticking())
-        guard.pause()
-        begun = time.monotonic()
-        results = await asyncio.gather(*(gate.acquire() for _ in range(50)), return_exceptions=True)
-        assert all(isinstance(result, StoreUnavailable) for result in results)
-        assert time.monotonic() - begun < DECIDED
-        running = False
-        await ticks
-        assert longest < 0.15
+        async with held_up() as seconds:
+            guard.pause()
+            watch = Stopwatch()
+            results = await asyncio.gather(*(gate.acquire() for _ in range(50)), return_exceptions=True)
+            assert all(isinstance(result, StoreUnavailable) for result in results)
+            assert watch.seconds() < DECIDED
+        assert max(seconds) < 0.15
         guard.go_on()
         async with asyncio.timeout(10):
             while isinstance((await asyncio.gather(gate.acquire(), return_exceptions=True))[0], BaseException):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import DECIDED, Stopwatch, held_up, timed, until
+from waiting import DECIDED, Stopwatch, held_up, says_so_in_time, says_so_to_many, timed, until
 from workers import Child, children
 
 from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, StoreUnavailable, Window
@@ -56,13 +56,7 @@ def test_a_closed_gate_says_so_in_time_and_does_not_stall_later_calls(url: str, 
     gate = gate_of(url)
     gate.acquire().release()
     locker = lock()
-    for ask in (gate.acquire, gate.try_acquire):
-        took, answer = timed(ask)
-        assert isinstance(answer, StoreUnavailable)
-        assert took < DECIDED
-    took, answers = timed(lambda: [timed(gate.acquire)[1] for _ in range(100)])
-    assert all(isinstance(answer, StoreUnavailable) for answer in answers)
-    assert took < 2, "a hundred calls, of which one in half a second tries the store"
+    says_so_in_time(gate)
     locker.finish()
     until(lambda: not isinstance(timed(gate.acquire)[1], StoreUnavailable), 3)
     assert gate.acquire().release() is True
@@ -93,21 +87,7 @@ def test_many_threads_that_find_the_store_away_are_all_told_in_time(url: str, lo
     gate = gate_of(url)
     gate.acquire().release()
     locker = lock()
-    took: list[float] = []
-
-    def ask() -> None:
-        for _ in range(5):
-            seconds, answer = timed(gate.acquire)
-            assert isinstance(answer, StoreUnavailable)
-            took.append(seconds)
-
-    threads = [threading.Thread(target=ask) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(took) == 100
-    assert max(took) < DECIDED * 2, "one attempt that others wait for, and one's own"
+    says_so_to_many(gate)
     locker.finish()
 
 

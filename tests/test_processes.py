@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 from workers import Child, children, run_script
 
 from headgate import Bucket, Concurrency, Denied, Gate, Window
@@ -35,13 +36,6 @@ ONE_SLOT = {"slots": {"limit": 1, "lease": "1h"}}
 
 def one_slot(url: str, lease: str = "1h") -> Gate:
     return Gate("shared", [Concurrency(1, name="slots", lease=lease)], store=url)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
 
 
 def stop_between_writes(child: Child, url: str) -> None:

@@ -10,21 +10,16 @@ from itertools import count
 from typing import Any
 
 import pytest
-from servers import Cluster, NoServer, in_ci
+from servers import Cluster, new
+from waiting import DECIDED
 
 from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable, Window
 from headgate.stores.redis import RedisStore
 
-DECIDED = 0.25 + 0.25
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    try:
-        made = Cluster()
-    except NoServer as missing:
-        (pytest.fail if in_ci() else pytest.skip)(str(missing))
-    with made:
+    with new(of=Cluster) as made:
         yield made
 
 

@@ -10,22 +10,12 @@ from statistics import median
 from typing import Any
 
 import pytest
-from servers import NoServer, Server, in_ci
+from servers import Server
 
 from headgate import AsyncGate, Bucket, Concurrency, Gate, Quota, Window
 from headgate.stores.redis import RedisStore
 
 PATIENT = "?timeout=5s"
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    try:
-        made = Server()
-    except NoServer as missing:
-        (pytest.fail if in_ci() else pytest.skip)(str(missing))
-    with made:
-        yield made
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from servers import Cluster, NoServer, Server, in_ci
+from servers import Cluster, Server, new
 
 from headgate import AsyncGate, Bucket, Concurrency, Gate, Quota, Window
 from headgate.cli.app import app
@@ -32,22 +32,8 @@ LIMITS = [
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    try:
-        made = Server()
-    except NoServer as missing:
-        (pytest.fail if in_ci() else pytest.skip)(str(missing))
-    with made:
-        yield made
-
-
-@pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    try:
-        made = Cluster()
-    except NoServer as missing:
-        (pytest.fail if in_ci() else pytest.skip)(str(missing))
-    with made:
+    with new(of=Cluster) as made:
         yield made
 
 

@@ -343,7 +343,7 @@ def test_a_mistake_in_a_scenario_is_told_with_its_place_and_what_would_be_right(
 
 
 def test_a_scenario_that_cannot_be_read_is_told_without_a_traceback_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[jobs\n")

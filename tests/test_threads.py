@@ -11,15 +11,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from waiting import until
 from workers import run_script
 
-from headgate import Bucket, Concurrency, Denied, Gate, LeaseLost, Window
+from headgate import Bucket, Concurrency, Denied, Gate, LeaseLost, Permit, Window
 from headgate.events import Event, subscribe
 from headgate.stores.memory import MemoryStore
 
@@ -35,14 +36,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def slots(n: int, **more: Any) -> Concurrency:
     return Concurrency(n, name="slots", **more)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that must come; the bound is there so that a failure ends."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.002)
 
 
 class Crowd:
@@ -75,14 +68,6 @@ class Crowd:
 @pytest.fixture
 def crowd() -> Crowd:
     return Crowd()
-
-
-@pytest.fixture
-def events() -> Iterator[list[Event]]:
-    seen: list[Event] = []
-    end = subscribe(seen.append)
-    yield seen
-    end()
 
 
 def nothing_left(gate: Gate) -> None:
@@ -417,14 +402,60 @@ def test_without_renewal_a_lease_ends_by_itself(store: str) -> None:
     assert permit.lost
 
 
-def test_renewal_ends_with_the_permit(store: str) -> None:
-    gate = Gate("g", [slots(1, lease="200ms")], store=store)
-    for outcome in ("ok", "error", "unsent"):
-        permit = gate.acquire()
-        permit.release(outcome)
-        time.sleep(0.25)
-        assert gate.holders() == []
-        assert not permit.lost
+def test_renewal_ends_with_the_permit(store: str, events: list[Event]) -> None:
+    gate = Gate("ending", [slots(4, lease="2s")], store=store)
+    permits = [gate.acquire() for _ in range(4)]
+    kept, *others = permits
+
+    def renewed(*which: Permit) -> None:
+        before = {permit: permit.lease_expires or 0.0 for permit in which}
+        until(lambda: all((permit.lease_expires or 0.0) > expires for permit, expires in before.items()))
+
+    renewed(*permits)
+    for permit, outcome in zip(others, ("ok", "error", "unsent"), strict=True):
+        assert permit.release(outcome) is True
+    ended = [permit.lease_expires for permit in others]
+    renewed(kept)
+    renewed(kept)
+    assert [permit.lease_expires for permit in others] == ended
+    assert [holder.id for holder in gate.holders()] == [kept.id]
+    assert kept.release() is True
+    assert not any(permit.lost for permit in permits)
+    assert [event for event in events if event.gate == "ending"] == []
+
+
+class Meddling:
+    """The lock of a store, with which something else happens the moment it is free."""
+
+    def __init__(self, lock: Any) -> None:
+        self.acquire, self._is_owned = lock.acquire, lock._is_owned
+        self._release = lock.release
+        self.then: Callable[[], None] | None = None
+
+    def release(self) -> None:
+        self._release()
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def test_a_heartbeat_at_the_very_moment_of_a_release_takes_nothing_for_lost(events: list[Event]) -> None:
+    store: Any = MemoryStore()
+    lock = store._lock = Meddling(store._lock)
+    gate = Gate("moment", [slots(1, lease="1h")], store=store)
+    permit = gate.acquire()
+    store.keeper._tick(time.monotonic())  # which has seen it, and renews it in twenty minutes
+    lock.then = lambda: store.keeper._tick(time.monotonic() + 1800)
+    assert permit.release() is True
+    assert lock.then is None
+    assert not permit.lost
+    assert [event for event in events if event.gate == "moment"] == []
 
 
 def test_the_holder_is_told_when_its_lease_is_lost(store: str, events: list[Event]) -> None:

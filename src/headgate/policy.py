@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from . import duration
 from .errors import ConfigError, InvalidInput, UnknownGate
 from .settings import Serve, read_serve
-from .tables import Table, did_you_mean, listed, type_of
+from .tables import Table, did_you_mean, listed, read_text, type_of
 
 TYPE_CHECKING = False  # mypy takes this name for typing's, so `typing` stays unimported
 if TYPE_CHECKING:
@@ -154,17 +154,10 @@ def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> C
 
 def _read(file: str, looked: str) -> str:
     try:
-        with open(file, "rb") as stream:
-            return stream.read().decode("utf-8-sig")  # some editors put a byte order mark in front
+        return read_text(file, f"it must be a file that this process may read (looked {looked})")
     except FileNotFoundError:
         remedy = "create one with `headgate init`, or name yours: load(path) or $HEADGATE_CONFIG"
         raise ConfigError(f"there is no such file (looked {looked})", file=file, remedy=remedy) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"it is not UTF-8 text ({error})", file=file, remedy="save it as UTF-8") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        remedy = f"it must be a file that this process may read (looked {looked})"
-        raise ConfigError(f"it cannot be read: {reason}", file=file, remedy=remedy) from error
 
 
 def read_toml(text: str, file: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 from . import duration
@@ -11,6 +12,32 @@ TYPE_CHECKING = False  # mypy takes this name for typing's, so `typing` stays un
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
+
+LARGEST = 1 << 20
+"""Bytes that a file may have. People write a few thousand; more is a file of another kind."""
+
+
+def read_text(file: str, remedy: str) -> str:
+    """The text of a file that people write. Raises `ConfigError`, or `FileNotFoundError`: the caller knows what to make.
+
+    A device or a pipe may never end, or never begin, so it is not so much as opened.
+    """
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):
+        raise ConfigError("it is a device, a pipe or a socket", file=file, remedy="it must be a regular file")
+    try:
+        with open(file, "rb") as stream:
+            raw = stream.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"it cannot be read: {reason}", file=file, remedy=remedy) from error
+    if len(raw) > LARGEST:
+        raise ConfigError("it is larger than 1 MiB", file=file, remedy="it must be a file that people write")
+    try:
+        return raw.decode("utf-8-sig")  # some editors put a byte order mark in front
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"it is not UTF-8 text ({error})", file=file, remedy="save it as UTF-8") from None
 
 
 class Table:

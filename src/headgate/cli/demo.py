@@ -251,8 +251,9 @@ def _refusals(count: int) -> str:
 
 def _what(setting: Setting) -> str:
     return (
-        f"An upstream that allows {setting.limit:,} requests in any {setting.per:g} s and counts for itself; "
-        f"{setting.workers} worker processes, {setting.workers * setting.threads} calls at a time, "
+        f"An upstream that allows {params.counted(setting.limit, 'request')} in any {setting.per:g} s and counts for "
+        f"itself; {params.counted(setting.workers, 'worker process/worker processes')}, "
+        f"{params.counted(setting.workers * setting.threads, 'call')} at a time, "
         f"{setting.calls:,} to make."
     )
 

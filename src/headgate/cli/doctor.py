@@ -13,6 +13,7 @@ import click
 import headgate
 from headgate import Concurrency, Gate, HeadgateError
 from headgate.stores import open_store
+from headgate.stores.base import shown
 
 from . import params
 from .app import CONFIG, FAILED, OK, UNAVAILABLE
@@ -82,7 +83,7 @@ def examine(context: click.Context, processes: int | None, create: bool) -> Iter
         yield Check("configuration", "wrong", str(error))
         return
     config = gates.config
-    yield Check("configuration", "ok", f"{config.path}: {len(config)} gates: {', '.join(config)}")
+    yield Check("configuration", "ok", f"{config.path}: {params.counted(len(config), 'gate')}: {', '.join(config)}")
     for url in dict.fromkeys(config[name].store for name in config):
         yield from _store(url, create)
     for name in config:
@@ -100,7 +101,7 @@ def _clock() -> Check:
 
 
 def _store(url: str, create: bool) -> Iterator[Check]:
-    name = f"store {params.shown(url)}"
+    name = f"store {shown(url)}"
     made: list[str] = []
     try:
         if create and (make := getattr(open_store(url), "create", None)) is not None:
@@ -146,11 +147,11 @@ def _gate(spec: GateSpec, processes: int | None) -> Iterator[Check]:
         most = floor(1 / float(share) + 1e-9)
         detail = f"without its store each process uses {float(share):g} of every limit"
         if processes is None:
-            yield Check(
-                name, "note", f"{detail}: right for at most {most} processes", "say how many run: --processes N"
-            )
+            right = f"right for at most {params.counted(most, 'process/processes')}"
+            yield Check(name, "note", f"{detail}: {right}", "say how many run: --processes N")
         elif processes > most:
             remedy = f"local = {1 / processes:.3g} or less for {processes} processes"
             yield Check(name, "wrong", f"{detail}, and {processes} together use {processes * float(share):.0%}", remedy)
         else:
-            yield Check(name, "ok", f"{detail}, {processes} together {processes * float(share):.0%}")
+            together = "" if processes == 1 else f", {processes} together {processes * float(share):.0%}"
+            yield Check(name, "ok", detail + together)

@@ -164,11 +164,10 @@ def interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def shown(url: str) -> str:
-    """A store's URL for people to see: without what may be a password."""
-    scheme, separator, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    return scheme + separator + place.rpartition("@")[2] + slash + path.partition("?")[0]
+def counted(number: int, noun: str) -> str:
+    """`1 gate`, `2 gates`, `1,000 gates`; where there is more to say of several, both: `1 process/processes`."""
+    one, _, many = noun.partition("/")
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def file_of(context: click.Context) -> str:

@@ -146,11 +146,13 @@ def _print(found: Forecast) -> None:
         )
     if found.calls > 1 or found.items is not None:
         console.print(
-            f"{found.calls} calls an item: {_figure(found.items_per_minute)} items/min, "
+            f"{params.counted(found.calls, 'call')} an item: {_figure(found.items_per_minute)} items/min, "
             f"{_figure(found.items_per_hour)}/h, {_figure(found.items_per_day)}/day"
         )
     if found.items is not None and found.takes is not None:
-        console.print(Text.assemble(f"{found.items:,} items take ", (span(found.takes), "bold")))
+        console.print(
+            Text.assemble(params.counted(found.items, "item takes/items take"), " ", (span(found.takes), "bold"))
+        )
 
 
 def _sizing(tenants: int, each: float, as_json: bool) -> None:
@@ -159,7 +161,7 @@ def _sizing(tenants: int, each: float, as_json: bool) -> None:
         params.print_json(asdict(sizing))
         return
     click.echo(
-        f"{tenants:,} tenants with {each:g} each: {sizing.expected:,} expected; "
+        f"{params.counted(tenants, 'tenant')} with {each:g} each: {sizing.expected:,} expected; "
         f"a shared limit of {sizing.low:,} to {sizing.high:,} leaves room for spikes"
     )
 

@@ -63,7 +63,7 @@ limits = [
 
 PRESETS: dict[str, Preset] = {
     "adobe-conservative": _adobe(100, 150, "the largest margin below 200 a minute"),
-    "adobe-balanced": _adobe(150, 190, "a good balance, and what the seed has by default"),
+    "adobe-balanced": _adobe(150, 190, "a good balance"),
     "adobe-aggressive": _adobe(180, 195, "the most throughput, with hardly a margin"),
     "sentinel-hub": Preset(
         "sentinel-hub",

@@ -36,6 +36,7 @@ def serve(context: click.Context, host: str | None, port: int | None, any_gate: 
         from headgate.service import server
 
         guard = server.make_guard(gates, settings, any_gate)
-        server.serve(guard, log_level, lambda address: click.echo(f"headgate: serving {len(gates)} gates on {address}"))
+        served = params.counted(len(gates), "gate")
+        server.serve(guard, log_level, lambda address: click.echo(f"headgate: serving {served} on {address}"))
     except ModuleNotFoundError as error:
         raise Failed(f"serving needs a server: pip install 'headgate[server]' ({error})") from error

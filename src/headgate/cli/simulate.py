@@ -124,7 +124,9 @@ def print_table(result: Result) -> None:
     from .view import make_console
 
     console = make_console()
-    console.print(Text.assemble((result.scenario, "bold"), f": {result.total:,} calls, seed {result.seed}"))
+    console.print(
+        Text.assemble((result.scenario, "bold"), f": {params.counted(result.total, 'call')}, seed {result.seed}")
+    )
     headings, cells = result.as_table()
     narrow = console.width < 110
     table = Table(box=None, pad_edge=False, padding=(0, 1 if narrow else 3, 0, 0), header_style="bright_black")

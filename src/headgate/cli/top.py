@@ -13,6 +13,7 @@ import click
 from rich.text import Text
 
 from headgate import HeadgateError
+from headgate.stores.base import shown
 
 from . import params
 from .view import columns, gate_lines, look, make_console, plain_signs, stacked
@@ -113,7 +114,7 @@ class Screen:
         return [*blocks[:kept], [Text(more, style="bright_black")]]
 
     def _title(self, width: int) -> Text:
-        stores = sorted({params.shown(self._gates.config[name].store) for name in self._names})
+        stores = sorted({shown(self._gates.config[name].store) for name in self._names})
         left = f"headgate · {self._file} · {', '.join(stores)}"
         right = f"{time.strftime('%H:%M:%S')}  q quits" if self._console.is_terminal else time.strftime("%H:%M:%S")
         title = Text(left, style="bright_black")

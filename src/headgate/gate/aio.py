@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
-    from .permit import BasePermit, Told
+    from .permit import BasePermit
 
 
 #: The arguments of an ask that says nothing.
@@ -140,29 +140,11 @@ class AsyncGate(BaseGate):
                 reply = await self._ask(plan, holder, lease, renew)
             if reply.__class__ is AsyncPermit:
                 return reply
-            if wait == 0 and isinstance(reply, Wait):
-                raise denied(plan, reply)
-            if not isinstance(reply, Wait):
-                granted(plan, reply)
-        name, told = self._called(plan, id, holder, lease)
-        begun = monotonic()
-        try:
-            first: Any = None
-            if self._remote_way:
-                first = await self._ask_remote(plan, name, told, wait)
-                if first.__class__ is tuple:
-                    return self._made(plan, first, name, told, renew)  # type: ignore[no-any-return]
-                if not isinstance(first, Wait):
-                    granted(plan, first)
-            grant = await self._drive(self._waiting(plan, name, told, wait, first))
-        except StoreUnavailable as error:
-            reply = self._while_away(plan, name, told, error, renew)
-            if reply.__class__ is AsyncPermit:
-                return reply
-            raise denied(plan, reply) from error
-        permit: AsyncPermit = self._made(plan, grant, name, told, renew)
-        permit.waited = monotonic() - begun
-        return permit
+            self._must_wait(plan, reply, wait)
+        reply = await self._ask_by_id(plan, id, holder, lease, renew, wait)
+        if reply.__class__ is AsyncPermit:
+            return reply
+        raise denied(plan, reply)
 
     async def try_acquire(
         self,
@@ -197,24 +179,45 @@ class AsyncGate(BaseGate):
             if isinstance(reply, Wait):
                 return None
             granted(plan, reply)
-        name, told = self._called(plan, id, holder, lease)
         try:
-            if self._remote_way:
-                reply = await self._ask_remote(plan, name, told, 0)
-                if isinstance(reply, Wait):
-                    return None
-                grant = granted(plan, reply)
-            else:
-                grant = await self._drive(self._waiting(plan, name, told, 0))
-            permit: AsyncPermit = self._made(plan, grant, name, told, renew)
-            return permit
-        except StoreUnavailable as error:
-            reply = self._while_away(plan, name, told, error, renew)
-            return reply if isinstance(reply, AsyncPermit) else None
+            reply = await self._ask_by_id(plan, id, holder, lease, renew, 0)
+            return reply if reply.__class__ is AsyncPermit else None
         except Denied as error:
-            if error.retry_after is None:
+            # What does not fit the share that a process has while the store is away fits when it is back.
+            if error.retry_after is None and not isinstance(error.__cause__, StoreUnavailable):
                 raise
             return None
+
+    async def _ask_by_id(
+        self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None, renew: bool, wait: int | None
+    ) -> Any:
+        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait` for who does not.
+
+        Most that ask a store far away can go at once, by an id that is on record, and need no flow.
+        """
+        name, told = self._called(plan, id, holder, lease)
+        begun = monotonic()
+        try:
+            first: Any = None
+            if self._remote_way:
+                try:
+                    first = await self._outage.guard_async(
+                        self._store, self._standing(plan, name, told, wait, id is None)
+                    )
+                except BaseException as error:
+                    self._unheard(error, name)
+                    raise
+                if first.__class__ is tuple:
+                    return self._made(plan, first, name, told, renew)
+                if wait == 0 and isinstance(first, Wait):
+                    return first
+                self._must_wait(plan, first, wait)
+            grant = await self._drive(self._waiting(plan, name, told, wait, first))
+        except StoreUnavailable as error:
+            return self._without_store(plan, name, told, error, renew)
+        permit: AsyncPermit = self._made(plan, grant, name, told, renew)
+        permit.waited = monotonic() - begun
+        return permit
 
     async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
         """The short way, where the answer has to be waited for."""
@@ -226,14 +229,6 @@ class AsyncGate(BaseGate):
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), told, error, renew)
         return self._made(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
-
-    async def _ask_remote(self, plan: Plan, name: str, told: Told, wait: int | None) -> Any:
-        """Ask a store whose reply may be lost, by an id that is on record: most can go, and need no flow."""
-        try:
-            return await self._outage.guard_async(self._store, self._standing(plan, name, told, wait))
-        except BaseException as error:
-            self._unheard(error, name)
-            raise
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None

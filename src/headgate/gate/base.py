@@ -5,17 +5,18 @@ from __future__ import annotations
 from time import monotonic_ns
 
 from .. import duration, flows
-from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Reset, Settle, Stand, admit
-from ..errors import HeadgateError, InvalidInput, LeaseLost, StoreUnavailable
+from ..commands import Admit, Cancel, Settle, Stand, admit
+from ..errors import HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
-from ..limits import Concurrency, positive
-from ..model import SECOND, Ended, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..flows import denied, granted
+from ..model import Ended, Wait
 from ..plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import shown
 from .keeper import keeper_of
+from .looking import Looking, checked_lease
 from .outage import Outage
-from .permit import NOT_LEASED, UNTRACKED, checked_actual, hand_out
+from .permit import NOT_LEASED, UNTRACKED, hand_out
 from .quick import asking, numbers, places
 
 TYPE_CHECKING = False
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ..commands import Command, Granted
     from ..flows import Flow, Undo
     from ..limits import Limit
-    from ..model import Pulse, Snapshot
     from ..plan import Plan
     from ..sources import Refresher
     from ..stores.base import Store
@@ -67,7 +67,7 @@ def _tell_of_loss(gate: str) -> None:
     emit("state_lost", gate)
 
 
-class BaseGate:
+class BaseGate(Looking):
     """What both gates are made of, and everything that does not wait."""
 
     _permit: type[BasePermit]
@@ -122,6 +122,7 @@ class BaseGate:
         # An ask whose reply can be lost on the way needs an id that is remembered, so it cannot go the short way.
         self._short_way = in_line and not remote
         self._remote_way = in_line and remote
+        self._heeds_repeats: bool = getattr(self._store, "heeds_repeats", False)
         self._ready: Ask | None = None
         if (model := self._model) is not None:
             self._ready = self._store.prepared(self.name, lambda here: asking(self, here, model))
@@ -172,18 +173,6 @@ class BaseGate:
             return f"{self._store.session}-{next(numbers)}~{plan.lane}"
         return f"{self._store.session}-{next(numbers)}"
 
-    def _flow(
-        self,
-        plan: Plan,
-        id: str | None,
-        holder: str | None,
-        lease: Duration | None,
-        wait: int | None,
-    ) -> tuple[Flow, str, Told]:
-        """The flow of an ask that waits for at most `wait` microseconds, its id, and what the permit must know."""
-        name, told = self._called(plan, id, holder, lease)
-        return self._waiting(plan, name, told, wait), name, told
-
     def _called(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Told]:
         """The id of an ask, and what the permit must know."""
         remembered = id is not None or self._store.remote
@@ -207,9 +196,11 @@ class BaseGate:
             reply=reply,
         )
 
-    def _standing(self, plan: Plan, name: str, told: Told, wait: int | None) -> Stand:
-        """The ask that `flows.acquire` would begin with."""
-        return Stand(plan, name, told[2], told[1], waits=wait != 0, session=self._store.session, remembered=told[0])
+    def _standing(self, plan: Plan, name: str, told: Told, wait: int | None, fresh: bool) -> Stand:
+        """The ask that `flows.acquire` would begin with; `fresh` where its id was made for it."""
+        stand = Stand(plan, name, told[2], told[1], waits=wait != 0, session=self._store.session, remembered=told[0])
+        stand.fresh = fresh and self._heeds_repeats
+        return stand
 
     def _unheard(self, error: BaseException, name: str) -> None:
         """An ask failed on its way. Where it may have arrived, no ticket, call or grant stays behind."""
@@ -290,59 +281,19 @@ class BaseGate:
 
     # --- what the drivers share ----------------------------------------------------------------------------------
 
-    def _usage_of(self, snapshot: Snapshot) -> Usage:
-        return Usage(
-            gate=self.name,
-            limits=snapshot.limits,
-            waiting=snapshot.waiting,
-            paused_until=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
-            pause_reason=snapshot.pause_reason,
-            seq=snapshot.seq,
-        )
+    def _must_wait(self, plan: Plan, reply: Any, wait: int | None) -> None:
+        """The reply was no permit: an ask that may wait goes on to do so. Raises what becomes of any other."""
+        if not isinstance(reply, Wait):
+            granted(plan, reply)
+        if wait == 0:
+            raise denied(plan, reply)
 
-    def _holders_of(self, snapshot: Snapshot) -> list[Holder]:
-        names: list[str | None] = [*self._policy.priorities] or [None]
-        return [
-            Holder(
-                id=id,
-                holder=holder,
-                key=key,
-                since=(snapshot.now - at) / SECOND,
-                expires=(expires - snapshot.now) / SECOND,
-                priority=names[rank] if rank < len(names) else None,
-            )
-            for id, holder, key, at, expires, rank in snapshot.leases
-        ]
-
-    def _waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
-        names: list[str | None] = [*self._policy.priorities] or [None]
-        return [
-            Waiter(id, holder, key, (snapshot.now - since) / SECOND, names[rank] if rank < len(names) else None)
-            for id, holder, key, since, rank in snapshot.waiters
-        ]
-
-    def _explanation_of(self, snapshot: Snapshot) -> Explanation:
-        decision = snapshot.decision
-        after: float | None = 0.0
-        limit, reason = None, "it would go now"
-        if isinstance(decision, Refusal):
-            after, limit, reason = None, decision.limit, decision.reason
-        elif isinstance(decision, Wait):
-            after, limit = decision.retry_after, decision.limit
-            reason = {
-                "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
-                "line": f"{snapshot.waiting} wait before it",
-            }.get(decision.reason, f"limit {limit!r} is used up")
-        return Explanation(
-            gate=self.name,
-            granted=decision is None,
-            after=after,
-            limit=limit,
-            reason=reason,
-            limits=snapshot.limits,
-            holders=tuple(self._holders_of(snapshot)),
-            waiting=snapshot.waiting,
-        )
+    def _without_store(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool) -> Any:
+        """The permit of an ask whose store is away. Raises what it is told instead."""
+        reply = self._while_away(plan, id, told, error, renew)
+        if reply.__class__ is self._permit:
+            return reply
+        raise denied(plan, reply) from error
 
     def _undo(self, effect: Undo, background: bool) -> None:
         """On the way out: at once where nothing is wrong or the store answers at once, else in the background."""
@@ -353,53 +304,6 @@ class BaseGate:
             self._store.execute([effect.command])
         except HeadgateError:
             self._keeper.later(effect.command)
-
-    def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:
-        return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
-
-    def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:
-        if not isinstance(permit_id, str) or not permit_id:
-            raise InvalidInput(f"gate {self.name!r}: a permit is released by its id (permit.id), not by {permit_id!r}")
-        delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
-        return Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
-
-    def _extension_of(self, permit_id: str, lease: Duration | None) -> Extend:
-        if not isinstance(permit_id, str) or not permit_id:
-            raise InvalidInput(f"gate {self.name!r}: a lease is renewed by its id (permit.id), not by {permit_id!r}")
-        leased = next((limit for limit in self._policy.limits if limit.leased), None)
-        if leased is None:
-            raise InvalidInput(f"gate {self.name!r} has no concurrency limit, so there is no lease to renew")
-        return Extend(self._policy, permit_id, 0 if lease is None else checked_lease(self.name, lease))
-
-    def _extended(self, permit_id: str, pulse: Pulse) -> float:
-        expires = pulse.expires[permit_id]
-        if not expires:
-            raise LeaseLost(f"gate {self.name!r}: the lease of permit {permit_id!r} had already ended")
-        return expires / SECOND
-
-    def _peek_key(self, key: Key | None) -> Peek:
-        if key is None:
-            return Peek(self._policy)
-        plan = self._policy.plan(dict.fromkeys(self._policy.units, 1.0), key, None)
-        return Peek(self._policy, plan=plan)
-
-    def _override(self, name: str, value: float, key: Key | None) -> Configure:
-        member = self._policy.member(name, key)
-        value = positive(f"gate {self.name!r}: the limit {name!r}", value)
-        if isinstance(self._policy.limit(name), Concurrency) and value != int(value):
-            raise InvalidInput(f"gate {self.name!r}: limit {name!r} is a whole number of slots, not {value!r}")
-        return Configure(self.name, member, value)
-
-    def _own_value(self, name: str, key: Key | None) -> Configure:
-        return Configure(self.name, self._policy.member(name, key), None)
-
-    def _pause_for(self, seconds: Duration, reason: str) -> Pause:
-        return Pause(self.name, duration.parse(seconds, what="pause"), str(reason)[:200])
-
-    def _reset_of(self, limit: str | None) -> Reset:
-        if limit is not None:
-            self._policy.limit(limit)
-        return Reset(self.name, limit)
 
     def _reservable(self, cost: Cost, key: Key | None, priority: str | None, id: str | None) -> tuple[Plan, str]:
         if self._policy.waiting != "promise":
@@ -412,13 +316,6 @@ class BaseGate:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={shown(self._store.url)!r})"
-
-
-def checked_lease(gate: str, lease: Duration) -> int:
-    length = duration.parse(lease, what="lease")
-    if length < 10_000:
-        raise InvalidInput(f"gate {gate!r}: a lease below 10 ms cannot be renewed in time, and {lease!r} is that")
-    return length
 
 
 def checked_holder(holder: str | None) -> str | None:

@@ -237,13 +237,14 @@ def _finishing(gate: BaseGate, here: Here, slot: str) -> Finish:
                 return False
             del held[id], scores[id]  # `held.delete`
             records.head = (seq + 1, now if now > last else last, None)
+            # `Keeper.unwatch`, under the lock: a heartbeat that does not find the lease must not take it for lost.
+            if keeper.young.pop(id, None) is None:
+                keeper.live.pop(id, None)
             release()
         except BaseException:
             if owned():
                 release()
             raise
-        if keeper.young.pop(id, None) is None:  # `Keeper.unwatch`
-            keeper.live.pop(id, None)
         return True
 
     return finish

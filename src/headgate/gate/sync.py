@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
-    from .permit import BasePermit, Told
+    from .permit import BasePermit
 
 
 class Gate(BaseGate):
@@ -71,29 +71,11 @@ class Gate(BaseGate):
             reply = self._ask_now(plan, holder, lease, renew)
             if reply.__class__ is Permit:
                 return reply
-            if wait == 0 and isinstance(reply, Wait):
-                raise denied(plan, reply)
-            if not isinstance(reply, Wait):
-                granted(plan, reply)
-        name, told = self._called(plan, id, holder, lease)
-        begun = monotonic()
-        try:
-            first: Any = None
-            if self._remote_way:
-                first = self._ask(plan, name, told, wait)
-                if first.__class__ is tuple:
-                    return self._made(plan, first, name, told, renew)  # type: ignore[no-any-return]
-                if not isinstance(first, Wait):
-                    granted(plan, first)
-            grant = self._drive(self._waiting(plan, name, told, wait, first))
-        except StoreUnavailable as error:
-            reply = self._while_away(plan, name, told, error, renew)
-            if reply.__class__ is Permit:
-                return reply
-            raise denied(plan, reply) from error
-        permit: Permit = self._made(plan, grant, name, told, renew)
-        permit.waited = monotonic() - begun
-        return permit
+            self._must_wait(plan, reply, wait)
+        reply = self._ask_by_id(plan, id, holder, lease, renew, wait)
+        if reply.__class__ is Permit:
+            return reply
+        raise denied(plan, reply)
 
     def try_acquire(
         self,
@@ -125,24 +107,43 @@ class Gate(BaseGate):
             if isinstance(reply, Wait):
                 return None
             granted(plan, reply)
-        name, told = self._called(plan, id, holder, lease)
         try:
-            if self._remote_way:
-                reply = self._ask(plan, name, told, 0)
-                if isinstance(reply, Wait):
-                    return None
-                grant = granted(plan, reply)
-            else:
-                grant = self._drive(self._waiting(plan, name, told, 0))
-            permit: Permit = self._made(plan, grant, name, told, renew)
-            return permit
-        except StoreUnavailable as error:
-            reply = self._while_away(plan, name, told, error, renew)
-            return reply if isinstance(reply, Permit) else None
+            reply = self._ask_by_id(plan, id, holder, lease, renew, 0)
+            return reply if reply.__class__ is Permit else None
         except Denied as error:
-            if error.retry_after is None:
+            # What does not fit the share that a process has while the store is away fits when it is back.
+            if error.retry_after is None and not isinstance(error.__cause__, StoreUnavailable):
                 raise
             return None
+
+    def _ask_by_id(
+        self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None, renew: bool, wait: int | None
+    ) -> Any:
+        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait` for who does not.
+
+        Most that ask a store far away can go at once, by an id that is on record, and need no flow.
+        """
+        name, told = self._called(plan, id, holder, lease)
+        begun = monotonic()
+        try:
+            first: Any = None
+            if self._remote_way:
+                try:
+                    first = self._outage.guard(self._store, self._standing(plan, name, told, wait, id is None))
+                except BaseException as error:
+                    self._unheard(error, name)
+                    raise
+                if first.__class__ is tuple:
+                    return self._made(plan, first, name, told, renew)
+                if wait == 0 and isinstance(first, Wait):
+                    return first
+                self._must_wait(plan, first, wait)
+            grant = self._drive(self._waiting(plan, name, told, wait, first))
+        except StoreUnavailable as error:
+            return self._without_store(plan, name, told, error, renew)
+        permit: Permit = self._made(plan, grant, name, told, renew)
+        permit.waited = monotonic() - begun
+        return permit
 
     def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
@@ -153,14 +154,6 @@ class Gate(BaseGate):
         grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
         permit: Permit = self._made(plan, grant, name, (remembered, 0, None), False)
         return Place(permit, delay / SECOND)
-
-    def _ask(self, plan: Plan, name: str, told: Told, wait: int | None) -> Any:
-        """Ask a store whose reply may be lost, by an id that is on record: most can go, and need no flow."""
-        try:
-            return self._outage.guard(self._store, self._standing(plan, name, told, wait))
-        except BaseException as error:
-            self._unheard(error, name)
-            raise
 
     def _drive(self, flow: Flow) -> Any:
         """Run a flow in this thread."""

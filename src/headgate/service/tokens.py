@@ -16,7 +16,7 @@ from time import monotonic
 from ..errors import ConfigError
 from ..limits import check_name
 from ..policy import read_toml
-from ..tables import Table, did_you_mean, listed
+from ..tables import Table, did_you_mean, listed, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ class Tokens:
 def read_tokens(path: str) -> Mapping[str, Bearer]:
     """Hash → whose it is. Raises `ConfigError` with the file and the place."""
     try:
-        with open(path, "rb") as stream:
-            text = stream.read().decode("utf-8")
+        text = read_text(path, "it must be a file that this process may read")
     except FileNotFoundError:
         remedy = "make the first one with `headgate token new NAME --scope acquire`"
         raise ConfigError("there is no such file", file=path, remedy=remedy) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"it cannot be read: {error}", file=path) from error
     top = Table(path, "", read_toml(text, path))
     top.only(("tokens",))
     found: dict[str, Bearer] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from .. import duration
 from ..errors import ConfigError
 from ..policy import read_gate, read_toml
-from ..tables import Table, listed, type_of
+from ..tables import Table, listed, read_text, type_of
 from . import chance
 from .books import BOOKS
 from .chance import NOTHING, Chance
@@ -118,15 +118,11 @@ class Scenario:
 def load(path: str | os.PathLike[str]) -> Scenario:
     """Read a scenario from its file. Raises `ConfigError`."""
     file = os.fspath(path)
+    remedy = "name a scenario, such as benchmarks/scenarios/adobe.toml"
     try:
-        with open(file, "rb") as stream:
-            text = stream.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"it is not UTF-8 text ({error})", file=file, remedy="save it as UTF-8") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        remedy = "name a scenario, such as benchmarks/scenarios/adobe.toml"
-        raise ConfigError(f"it cannot be read: {reason}", file=file, remedy=remedy) from error
+        text = read_text(file, remedy)
+    except FileNotFoundError:
+        raise ConfigError("there is no such file", file=file, remedy=remedy) from None
     return parse(text, file=file)
 
 

@@ -153,14 +153,13 @@ at_fork = AtFork()
 
 
 def shown(url: str) -> str:
-    """A store's URL for people to read: without its password or token."""
+    """A store's URL for people to read: without its password or token, and without options, which may hold one too."""
     head, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    who, at, where = authority.rpartition("@")
-    if not at:
-        return url
-    user, colon, _ = who.partition(":")
-    return f"{head}{separator}{f'{user}:***' if colon else '***'}@{where}{slash}{path}"
+    who, at, where = rest.rpartition("@")  # the last one: a password may have anything in it
+    if not at or rest.startswith("/"):  # nobody, or a path alone
+        return f"{head}{separator}{rest.partition('?')[0]}"
+    user, _, secret = who.partition(":")
+    return f"{head}{separator}{f'{user}:***' if secret else '***'}@{where.partition('?')[0]}"
 
 
 def new_session() -> str:

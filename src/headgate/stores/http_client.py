@@ -16,6 +16,7 @@ from time import monotonic
 
 from .. import duration
 from ..errors import InvalidInput
+from .base import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -264,14 +265,14 @@ class Endpoint:
     def __init__(self, url: str, token: str | None = None) -> None:
         from urllib.parse import parse_qsl, unquote, urlsplit
 
-        shown = self.shown = _shown(url)
+        self.shown = shown(url)
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise InvalidInput(f"{shown!r} is no URL of a guard: {error}") from None
+            raise InvalidInput(f"{self.shown!r} is no URL of a guard: {error}") from None
         if not parts.hostname:
-            raise InvalidInput(f"{shown!r} names no host; write {parts.scheme}://localhost:8080")
+            raise InvalidInput(f"{self.shown!r} names no host; write {parts.scheme}://localhost:8080")
         self.host, self._tls = parts.hostname, parts.scheme == "https"
         self.port = port or (443 if self._tls else 80)
         self.prefix = parts.path.rstrip("/")
@@ -280,14 +281,16 @@ class Endpoint:
         self._context: ssl.SSLContext | None = None
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name == "timeout":
-                self.timeout = duration.parse(value, what=f"{shown}: timeout") / 1_000_000
+                self.timeout = duration.parse(value, what=f"{self.shown}: timeout") / 1_000_000
             elif name == "ca":
                 self._ca = value
             else:
-                raise InvalidInput(f"{shown!r}: {name} is not known; {parts.scheme}:// takes timeout and ca")
+                raise InvalidInput(f"{self.shown!r}: {name} is not known; {parts.scheme}:// takes timeout and ca")
         token = unquote(parts.password or parts.username or "") or token
         if token and not (token.isascii() and token.isprintable() and " " not in token):
-            raise InvalidInput(f"{shown!r}: a token is of printable ASCII characters, as `headgate token new` makes it")
+            raise InvalidInput(
+                f"{self.shown!r}: a token is of printable ASCII characters, as `headgate token new` makes it"
+            )
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._common = (
             f"Host: {host}:{self.port}\r\nUser-Agent: headgate\r\n"
@@ -377,10 +380,3 @@ class Endpoint:
         except OSError as error:
             raise Broken(str(error), False) from None
         return AsyncLink(reader, writer)
-
-
-def _shown(url: str) -> str:
-    """A URL for people to read: without its token."""
-    head, separator, rest = url.partition("://")
-    _, at, where = rest.partition("?")[0].rpartition("@")
-    return f"{head}{separator}{'***@' if at else ''}{where}"
