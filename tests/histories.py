@@ -155,7 +155,7 @@ ENDING = (
     st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
     st.tuples(st.just("cancel"), NUMBER),
     st.tuples(st.just("beat"), SESSION),
-    st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND])),
+    st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 60 * SECOND])),
 )
 CHANGING = (
     st.tuples(st.just("override"), st.integers(0, 2), st.sampled_from([None, 1, 2, 3.5, 7]), st.none() | st.integers(0, 2)),

@@ -155,3 +155,14 @@ def test_a_ticket_that_missed_its_call_in_a_dead_process_is_called_again_in_the_
     assert isinstance(standing(gate, store, "one", "new"), Wait)
     gate.release("two")
     assert isinstance(standing(gate, store, "one", "new"), tuple)
+
+
+def test_a_heartbeat_never_shortens_a_lease_that_was_extended_by_its_id(store: Any, clock: FakeClock) -> None:
+    gate = one_slot(store)  # leases of 10 s
+    permit = gate.acquire(renew=False)
+    assert gate.renew(permit.id, lease="1h") == pytest.approx(clock.now / 1e6 + 3600)
+    permit.renew()  # what its holder's heartbeat sends
+    assert [holder.expires for holder in gate.holders()] == [3600]
+    clock.advance("11s")
+    assert gate.try_acquire() is None
+    assert gate.renew(permit.id, lease="10s") == pytest.approx(clock.now / 1e6 + 10), "by its id it may be shortened"

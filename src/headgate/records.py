@@ -44,6 +44,9 @@ if TYPE_CHECKING:
         def delete(self, member: Member) -> Any:
             """Forget a member; one that is not there is no error. Returns the score it had, or None."""
 
+        def score(self, member: Member) -> Any:
+            """The score it was put with, or None."""
+
         def first(self) -> tuple[Any, Any] | None:
             """The lowest (score, member), or None."""
 
@@ -159,6 +162,10 @@ class DictSpace(dict):  # type: ignore[type-arg]
         self.pop(member, None)
         score = self.fresh.pop(member, None)
         return self.scores.pop(member, None) if score is None else score
+
+    def score(self, member: Member) -> Any:
+        score = self.fresh.get(member)
+        return self.scores.get(member) if score is None else score
 
     def first(self) -> tuple[Any, Any] | None:
         if self.fresh:

@@ -21,19 +21,26 @@ if TYPE_CHECKING:
 class Renew(Command):
     """One heartbeat for a process: its leases live on, and its tickets keep their places.
 
+    A heartbeat never shortens a lease: somebody may have extended it by its id (`exactly` is for that).
     `leases` are (plan, id, granted at, length, fence, holder). Replies with the new expiries, the ids whose leases had
     already ended, and what its tickets should know: those that were called or are gone, and who keeps the timer.
     """
 
-    __slots__ = ("leases", "session", "tickets")
+    __slots__ = ("exactly", "leases", "session", "tickets")
 
     def __init__(
-        self, gate: str, leases: tuple[Any, ...] = (), session: str = "", tickets: tuple[str, ...] = ()
+        self,
+        gate: str,
+        leases: tuple[Any, ...] = (),
+        session: str = "",
+        tickets: tuple[str, ...] = (),
+        exactly: bool = False,
     ) -> None:
         self.gate = gate
         self.leases = leases
         self.session = session
         self.tickets = tickets
+        self.exactly = exactly
 
     def apply(self, now: int, records: Records) -> Pulse:
         now = begin(now, records)
@@ -66,6 +73,8 @@ class Renew(Command):
             # Where the store lost its state, the holder has not lost its slot: it registers again.
             if leases.get(id) is None and not lost > at:
                 return 0
+            if not self.exactly:
+                expires = max(expires, leases.score(id) or 0)
         for step in slots:
             confirmed = (records.leases[step[1]].get(id) or ())[4:]
             row = (plan.ref, at, fence, holder, *confirmed)
@@ -100,7 +109,7 @@ class Extend(Command):
         if row is None:
             return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)
         lease = (plan, self.id, row[1], self.length or plan.lease, row[2], row[3])
-        pulse = Renew(self.gate, (lease,)).apply(now, records)
+        pulse = Renew(self.gate, (lease,), exactly=True).apply(now, records)
         if busy(records)[3]:
             # It may end sooner than before, and somebody wait for just that.
             line.freed(records, pulse.now, plan.steps)

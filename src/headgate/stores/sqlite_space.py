@@ -167,11 +167,15 @@ class SqliteSpace:
             self._touch()
         self._changed[member] = _TO_PUT
 
-    def delete(self, member: Member) -> Any:
-        old = self._scores.get(member, _UNKNOWN)
-        if old is _UNKNOWN:
+    def score(self, member: Member) -> Any:
+        score = self._scores.get(member, _UNKNOWN)
+        if score is _UNKNOWN:
             self._load(member)
-            old = self._scores.get(member)
+            score = self._scores.get(member)
+        return score
+
+    def delete(self, member: Member) -> Any:
+        old = self.score(member)
         if old is not None:
             self._leave((old, member))
         elif self._values.get(member) is None:
