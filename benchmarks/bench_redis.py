@@ -65,7 +65,9 @@ def two_buckets() -> Sequence[Limit]:
 def stand(store: RedisStore, plan: Plan) -> Stand:
     """The ask that a gate sends."""
     id = f"{store.session}-{next(_numbers)}"
-    return Stand(plan, id, None, plan.lease, waits=True, session=store.session, remembered=True)
+    ask = Stand(plan, id, None, plan.lease, waits=True, session=store.session, remembered=True)
+    ask.fresh = True
+    return ask
 
 
 def granted(reply: object) -> tuple[int, int, int, bool]:

@@ -289,9 +289,9 @@ class BaseGate(Looking):
             raise denied(plan, reply)
 
     def _without_store(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool) -> Any:
-        """The permit of an ask whose store is away. Raises what it is told instead."""
+        """The permit of an ask whose store is away, or a `Wait` for its share. Raises what it is told instead."""
         reply = self._while_away(plan, id, told, error, renew)
-        if reply.__class__ is self._permit:
+        if reply.__class__ is self._permit or isinstance(reply, Wait):
             return reply
         raise denied(plan, reply) from error
 

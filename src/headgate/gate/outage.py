@@ -6,12 +6,14 @@ from time import monotonic
 
 from ..errors import InvalidInput, StoreUnavailable
 from ..events import emit
+from ..model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from ..commands import Command
+    from ..model import Wait
     from ..plan import Policy
     from ..stores.base import Store
 
@@ -108,6 +110,17 @@ class Outage:
     def _failed(self, error: StoreUnavailable) -> None:
         if not getattr(error, "unknown", False):  # one answer was lost; the store is there
             self.began(error)
+
+    def pause(self, reply: Wait, begun: float, wait: int | None) -> float | None:
+        """Seconds until an ask that cannot go now looks again: at its share, or whether the store is back.
+
+        `begun` is when it began (monotonic seconds), `wait` for how many microseconds it may; None: it has no time left.
+        """
+        seconds = min(max(reply.retry_after, 0.001), RETRY_EVERY)
+        if wait is None:
+            return seconds
+        left = begun + wait / SECOND - monotonic()
+        return min(seconds, left) if left > 0 else None
 
     def local(self, policy: Policy, shares: dict[str, Store]) -> tuple[Store, Policy]:
         """A share of every limit in this process, starting as if it had just been used up.

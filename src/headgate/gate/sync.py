@@ -72,10 +72,16 @@ class Gate(BaseGate):
             if reply.__class__ is Permit:
                 return reply
             self._must_wait(plan, reply, wait)
-        reply = self._ask_by_id(plan, id, holder, lease, renew, wait)
-        if reply.__class__ is Permit:
-            return reply
-        raise denied(plan, reply)
+        begun, left = monotonic(), wait
+        while True:
+            reply = self._ask_by_id(plan, id, holder, lease, renew, left)
+            if reply.__class__ is Permit:
+                return reply
+            pause = self._outage.pause(reply, begun, wait)
+            if pause is None:
+                raise denied(plan, reply)
+            sleep(pause)
+            left = None if wait is None else max(0, wait - int((monotonic() - begun) * SECOND))
 
     def try_acquire(
         self,
@@ -119,7 +125,8 @@ class Gate(BaseGate):
     def _ask_by_id(
         self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None, renew: bool, wait: int | None
     ) -> Any:
-        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait` for who does not.
+        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait`
+        for who does not, or has to do with a share while the store is away.
 
         Most that ask a store far away can go at once, by an id that is on record, and need no flow.
         """

@@ -12,11 +12,12 @@ from time import monotonic, sleep
 from ..commands import Cancel
 from ..errors import HeadgateError, IdConflict
 from .base import at_fork, ignore_loss, new_session
-from .redis_aio import AsyncJob, Loop
-from .redis_batches import Call, Calls, Job
+from .redis_aio import Loop
+from .redis_batches import Call, Calls
 from .redis_client import Endpoint
 from .redis_threads import Lane, Threads
 from .redis_wake import Subscriber
+from .remote import AsyncJob, Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..commands import Command
     from ..model import Wake
     from .base import Listener
+    from .redis_client import Address
 
 #: What was inherited by a fork is the parent's: it is neither used nor closed, so it is kept from being tidied away.
 _inherited: list[Any] = []
@@ -42,6 +44,8 @@ class RedisStore:
 
     remote = True
     instant = False
+    #: It knows what it sends a second time, so a gate may say of an id that it was made for this very ask.
+    heeds_repeats = True
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -60,7 +64,7 @@ class RedisStore:
         self._lanes: dict[str, Lane] = {}
         self._loops: dict[Any, Loop] = {}
         self._loop: Loop | None = None
-        self._subscriber = Subscriber(self._endpoint, self.session, self._calls.masters)
+        self._subscriber = Subscriber(self._endpoint, self.session, self._near)
         #: Still under way although nobody waits for them any more.
         self._orphans: list[AsyncJob] = []
 
@@ -168,6 +172,12 @@ class RedisStore:
     def disown(self, session: str) -> None:
         self._subscriber.listeners.disown(session)
         self._subscriber.disown(session)
+
+    def _near(self) -> list[Address]:
+        """Where to listen: best where the gates are, since a server knows only whether somebody listens to itself."""
+        calls = self._calls
+        mine = [calls.slots.get(calls.slot(gate)) for gate in list(calls.seen)]
+        return list(dict.fromkeys([*(address for address in mine if address is not None), *calls.masters()]))
 
     def saw(self, gate: str, number: int) -> int:
         """Somebody was told that the gate had come so far; a server that is behind that has lost state."""

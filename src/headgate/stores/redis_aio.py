@@ -7,63 +7,23 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from ..errors import StoreFormatError, StoreUnavailable
-from .redis_batches import LARGEST_BATCH, Call, repeatable
-from .redis_client import Broken, Refused, Silent
+from .redis_batches import Call
+from .redis_errors import Broken, Refused, Silent
 from .redis_script import library, tag
+from .remote import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..commands import Command
     from .redis_batches import Calls
     from .redis_client import Address, AsyncLink
 
-#: Calls of one gate that are under way at a time: while the server decides one, the other is taken apart and made.
-MOST = 2
-
-#: A first call that is larger than this goes as two, so that there are two to alternate.
-HALVED = 16
-
-#: Seconds that a loop which was held up has to read what has already arrived.
-GRACE = 0.02
-
 
 #: An event loop does not keep its tasks alive by itself.
 _tidying: set[asyncio.Task[None]] = set()
-
-
-class AsyncJob:
-    """The commands of one task, and the future that it waits for."""
-
-    __slots__ = ("commands", "future", "over", "sent")
-
-    def __init__(self, commands: Sequence[Command], future: asyncio.Future[Any]) -> None:
-        self.commands = commands
-        self.future = future
-        self.sent = False
-        #: It is known what became of it, whether somebody still waits for that or not.
-        self.over = False
-
-    @property
-    def done(self) -> bool:
-        return self.future.done()
-
-    @property
-    def repeatable(self) -> bool:
-        return all(repeatable(command) for command in self.commands)
-
-    def finish(self, replies: Any) -> None:
-        self.over = True
-        future = self.future
-        if not future.done():
-            future.set_result(replies)
-
-    def fail(self, error: BaseException) -> None:
-        self.over = True
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 class Loop:
@@ -75,6 +35,8 @@ class Loop:
         self._lanes: dict[str, AsyncLane] = {}
         self._idle: dict[Address, list[AsyncLink]] = {}
         self._tidying: asyncio.Task[None] | None = None
+        self._closing = False
+        self.flights: set[Flight] = set()
 
     def submit(self, gate: str, commands: Sequence[Command]) -> AsyncJob:
         lane = self._lanes.get(gate)
@@ -86,14 +48,33 @@ class Loop:
 
     # --- one call -------------------------------------------------------------------------------------------------
 
-    async def run(self, call: Call) -> None:
-        """Send a call until it is answered, or its time is over. Each of its jobs is done then."""
+    def start(self, call: Call, lane: AsyncLane) -> bool:
+        """Send a call by a connection that stands ready; False where there is none, or more is to be done."""
+        calls = self._calls
+        idle = None if calls.timeless else self._idle.get(calls.address(call))  # type: ignore[arg-type]
+        while idle and idle[-1].tells:
+            link = idle.pop()
+            if not link.gone:
+                self.flights.add(Flight(self, lane, call, link))
+                return True
+            closing = self.loop.create_task(link.close())
+            _tidying.add(closing)
+            closing.add_done_callback(_tidying.discard)
+        return False
+
+    async def run(
+        self, call: Call, end: float = 0.0, link: AsyncLink | None = None, failed: Exception | None = None
+    ) -> None:
+        """Send a call until it is answered, or its time is over. Each of its jobs is done then.
+
+        `failed` is what became of a first attempt by `link`, which had until `end` as well.
+        """
         task = asyncio.current_task()
         assert task is not None
-        timeout = self._calls.endpoint.timeout
-        watch = Watch(self.loop, task, timeout)
+        end = end or self.loop.time() + self._calls.endpoint.timeout
+        watch = Watch(self.loop, task.cancel, end - self.loop.time())
         try:
-            await self._send(call, self.loop.time() + timeout)
+            await self._send(call, end, link, failed)
         except asyncio.CancelledError:
             if not watch.over:
                 call.fail(StoreUnavailable(f"{self._calls.endpoint.shown}: the event loop is being closed"))
@@ -106,12 +87,15 @@ class Loop:
         finally:
             watch.end()
 
-    async def _send(self, call: Call, end: float) -> None:
+    async def _send(self, call: Call, end: float, link: AsyncLink | None, failed: Exception | None) -> None:
         calls = self._calls
         while call.jobs:
             error: Exception
-            link: AsyncLink | None = None
             try:
+                if failed is not None:
+                    first, failed = failed, None
+                    raise first
+                link = None
                 link = await self._link(call)
                 if calls.must_ask_time:
                     await self._ask_time(link)
@@ -119,17 +103,16 @@ class Loop:
                     await self._load(link, call)
                 if call.asking:
                     await link.call("ASKING")
-                for job in call.jobs:
-                    job.sent = True
+                call.leaves()
                 raw = await link.call(*calls.words(call))
-                self._keep(link)
+                self.keep(link)
                 link = None
                 if calls.take(call, raw):
                     return
                 continue
             except Refused as refused:
                 if link is not None and refused.kind not in ("loading", "readonly"):
-                    self._keep(link)
+                    self.keep(link)
                     link = None
                 if refused.kind == "ask" and await self._follow(call, refused):
                     continue
@@ -168,7 +151,7 @@ class Loop:
             self._tidying.add_done_callback(_tidying.discard)
         return await self._calls.endpoint.connect_async(address)
 
-    def _keep(self, link: AsyncLink) -> None:
+    def keep(self, link: AsyncLink) -> None:
         self._idle.setdefault(link.address, []).append(link)
 
     async def _forget(self, address: Address) -> None:
@@ -182,11 +165,16 @@ class Loop:
             await self.loop.create_future()
         finally:
             self._tidying = None
+            if not self._closing:
+                for flight in list(self.flights):
+                    await flight.end()
+            self._closing = False
             await self.close()
 
     def shut(self) -> None:
         """The store is closed while the loop goes on."""
         if self._tidying is not None:
+            self._closing = True
             self._tidying.cancel()
 
     async def close(self) -> None:
@@ -242,13 +230,13 @@ class Loop:
 
 
 class Watch:
-    """Cancels a task when its time is over: not before a loop that was held up has read what has arrived."""
+    """Says when the time is over: not before a loop that was held up has read what has arrived."""
 
-    __slots__ = ("_handle", "_loop", "_task", "over")
+    __slots__ = ("_handle", "_loop", "_tell", "over")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], object], seconds: float) -> None:
         self._loop = loop
-        self._task = task
+        self._tell = tell
         self.over = False
         self._handle = loop.call_later(max(0.0, seconds - GRACE), self._nearly)
 
@@ -257,52 +245,119 @@ class Watch:
 
     def _now(self) -> None:
         self.over = True
-        self._task.cancel()
+        self._tell()
 
     def end(self) -> None:
         self._handle.cancel()
 
 
+class Flight:
+    """A call under way by a connection that stood ready: no task has to wait for it while nothing goes wrong."""
+
+    __slots__ = ("_call", "_end", "_lane", "_link", "_loop", "_watch")
+
+    def __init__(self, loop: Loop, lane: AsyncLane, call: Call, link: AsyncLink) -> None:
+        self._loop = loop
+        self._lane = lane
+        self._call = call
+        self._link = link
+        timeout = loop._calls.endpoint.timeout
+        self._end = loop.loop.time() + timeout
+        self._watch = Watch(loop.loop, self._late, timeout)
+        call.leaves()
+        link.ask(loop._calls.words(call), self._told)
+
+    def _land(self) -> None:
+        self._watch.end()
+        self._loop.flights.discard(self)
+
+    def _told(self, answer: Any) -> None:
+        self._land()
+        loop, call = self._loop, self._call
+        if isinstance(answer, Refused | Broken):
+            self._lane.go_on(call, self._end, self._link, answer)
+            return
+        loop.keep(self._link)
+        first = call.jobs[0]
+        try:
+            if not loop._calls.take(call, answer):
+                self._lane.go_on(call, self._end)
+                return
+        except BaseException as error:
+            for job in call.jobs:
+                job.fail(error)  # a bug; whoever asked should see it
+        self._lane.over(first)
+
+    def _late(self) -> None:
+        self._land()
+        self._lane.go_on(self._call, self._end, self._link, Silent())
+
+    async def end(self) -> None:
+        """The loop ends."""
+        self._land()
+        self._call.fail(StoreUnavailable(f"{self._loop._calls.endpoint.shown}: the event loop is being closed"))
+        await self._link.close()
+
+
 class AsyncLane:
     """The jobs of one gate on one event loop."""
 
-    __slots__ = ("_gate", "_loop", "_sending", "_waiting")
+    __slots__ = ("_gate", "_loop", "_tasks", "_under_way", "_waiting")
 
     def __init__(self, loop: Loop, gate: str) -> None:
         self._loop = loop
         self._gate = gate
         self._waiting: list[AsyncJob] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, job: AsyncJob) -> None:
         waiting = self._waiting
         waiting.append(job)
-        if len(waiting) == 1 and len(self._sending) < MOST:
+        if len(waiting) == 1 and self._under_way < MOST:
             self._begin()
 
     def _begin(self) -> None:
-        task = self._loop.loop.create_task(self._send())
-        self._sending.add(task)
+        self._under_way += 1
+        self._loop.loop.call_soon(self._send)
 
-    async def _send(self) -> None:
+    def _send(self) -> None:
         # By now all that was ready in this turn of the loop has asked as well.
-        task = asyncio.current_task()
-        assert task is not None
+        jobs = self._next(halved=self._under_way < MOST)
+        if self._waiting and self._under_way < MOST:
+            self._begin()
+        if not jobs:
+            self._under_way -= 1
+            return
+        call = Call(self._gate, jobs)
+        if not self._loop.start(call, self):
+            self.go_on(call)
+
+    def go_on(
+        self, call: Call, end: float = 0.0, link: AsyncLink | None = None, failed: Exception | None = None
+    ) -> None:
+        """Whatever has to be done about a call that was not simply answered."""
+        task = self._loop.loop.create_task(self._run(call, end, link, failed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, call: Call, end: float, link: AsyncLink | None, failed: Exception | None) -> None:
+        first = call.jobs[0]
         try:
-            jobs = self._next(halved=len(self._sending) < MOST)
-            if self._waiting and len(self._sending) < MOST:
-                self._begin()
-            if jobs:
-                await self._loop.run(Call(self._gate, jobs))
-                self._tell_others(jobs[0])
+            await self._loop.run(call, end, link, failed)
         except asyncio.CancelledError:
             # The loop ends: whoever is left would wait for ever.
             waiting, self._waiting = self._waiting, []
             Call(self._gate, waiting).fail(StoreUnavailable("the event loop is being closed"))
             raise
         finally:
-            self._sending.discard(task)
-        if self._waiting and len(self._sending) < MOST:
+            self.over(first)
+
+    def over(self, first: AsyncJob) -> None:
+        """A call was answered, or has failed: its place is free."""
+        self._tell_others(first)
+        self._under_way -= 1
+        if self._waiting and self._under_way < MOST:
             self._begin()
 
     def _next(self, halved: bool) -> list[AsyncJob]:

@@ -6,16 +6,15 @@ answer apart, and says after an error whether the call may go again, where, and 
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
 from time import monotonic_ns
 
-from ..commands import Admit, Settle
 from ..errors import StoreFormatError, StoreUnavailable
 from ..model import Ended
-from .redis_client import Broken, Refused, Silent, slot_of
+from .redis_client import slot_of
+from .redis_errors import Broken, Refused, Silent
 from .redis_script import digest, function, tag, text
 from .redis_wire import NeedCalendar, decode, encode
+from .remote import OutcomeUnknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,84 +26,11 @@ if TYPE_CHECKING:
     from .redis_client import Address, Endpoint
     from .redis_wire import Decoded
 
-#: How many commands go into one call at most: the server does nothing else meanwhile.
-LARGEST_BATCH = 256
-
 #: Seconds before another attempt while a server loads its data, or a cluster moves a slot.
 PAUSE = 0.01
 
-#: Seconds after which a thread that waits for another one's call looks for itself.
-LOOK_EVERY = 0.05
-
 #: How often a caller's clock is set by the server's, where scripts may not ask for the time: every so many microseconds.
 CALIBRATE_EVERY = 30_000_000
-
-
-class OutcomeUnknown(StoreUnavailable):
-    """The answer was lost, and sending it again might do it twice."""
-
-    #: For gates: the store is there, and this must not be sent later either.
-    unknown = True
-
-
-class Bell:
-    """Wakes one thread. Ringing it twice is no error, and it is heard by whoever comes after."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wait(self) -> None:
-        self._lock.acquire(timeout=LOOK_EVERY)
-
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # it rings already
-            self._lock.release()
-
-
-class Job:
-    """The commands of one caller, and what became of them."""
-
-    __slots__ = ("bell", "commands", "done", "error", "replies", "sent")
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.commands = commands
-        self.replies: Sequence[Any] = ()
-        self.error: BaseException | None = None
-        self.done = False
-        #: What its thread waits for, where that has to wait.
-        self.bell: Bell | None = None
-        #: It may have reached a server.
-        self.sent = False
-
-    @property
-    def repeatable(self) -> bool:
-        return all(repeatable(command) for command in self.commands)
-
-    def finish(self, replies: Sequence[Any]) -> None:
-        self.replies = replies
-        self.done = True
-        if self.bell is not None:
-            self.bell.ring()
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
-        self.done = True
-        if self.bell is not None:
-            self.bell.ring()
-
-    def reply(self) -> Any:
-        """Where it is one command."""
-        if self.error is not None:
-            raise self.error
-        return self.replies[0]
-
-    def result(self) -> list[Any]:
-        if self.error is not None:
-            raise self.error
-        return list(self.replies)
 
 
 class Call:
@@ -115,6 +41,7 @@ class Call:
         "calendars",
         "commands",
         "elsewhere",
+        "first",
         "gate",
         "jobs",
         "loading",
@@ -137,8 +64,16 @@ class Call:
         #: The zones that the server asked for.
         self.calendars: tuple[tuple[str, int], ...] = ()
         self.tries = 0
+        #: None of it was sent before.
+        self.first = True
         #: An answer to it was lost.
         self.repeated = False
+
+    def leaves(self) -> None:
+        """From now on it may have reached a server."""
+        self.first = not any(job.sent for job in self.jobs)
+        for job in self.jobs:
+            job.sent = True
 
     def fail(self, error: StoreUnavailable | StoreFormatError) -> None:
         refused = isinstance(error.__cause__, Refused) and not self.repeated
@@ -149,19 +84,6 @@ class Call:
             # For gates: it has surely not been decided, so there is nothing to undo.
             failure.unsent = refused or not job.sent  # type: ignore[union-attr]
             job.fail(failure)
-
-
-def repeatable(command: Command) -> bool:
-    """Whether a command may be sent again when it is unknown whether it was decided.
-
-    An ask whose id is on record is answered with the same permit; an end is an end; a heartbeat, a look or a change does
-    the same again. What was really spent is charged as a difference, and twice would be wrong.
-    """
-    if isinstance(command, Admit):
-        return command.remembered
-    if isinstance(command, Settle):
-        return command.remembered and command.actual is None
-    return True
 
 
 class Calls:
@@ -192,14 +114,19 @@ class Calls:
         call.commands = commands = (
             jobs[0].commands if len(jobs) == 1 else [command for job in jobs for command in job.commands]
         )
-        return self.ask(gate, commands, call.calendars, call.spelt)
+        return self.ask(gate, commands, call.calendars, call.spelt, call.first)
 
     def ask(
-        self, gate: str, commands: Sequence[Command], calendars: tuple[tuple[str, int], ...] = (), spelt: bool = False
+        self,
+        gate: str,
+        commands: Sequence[Command],
+        calendars: tuple[tuple[str, int], ...] = (),
+        spelt: bool = False,
+        first: bool = True,
     ) -> list[Any]:
         clock = self.clock
         now = 0 if clock is None else clock()
-        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars)
+        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars, first=first)
         if self.functions:
             return ["FCALL", function(), 1, tag(gate), *arguments]
         if spelt:
@@ -220,11 +147,15 @@ class Calls:
         if call.repeated:
             # "It had already ended" may be the work of the first attempt.
             replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]
-        if len(call.jobs) == 1:
-            call.jobs[0].finish(replies)
+        jobs = call.jobs
+        if len(jobs) == 1:
+            jobs[0].finish(replies)
+        elif len(jobs) == len(replies):
+            for job, reply in zip(jobs, replies, strict=True):
+                job.finish([reply])
         else:
             at = 0
-            for job in call.jobs:
+            for job in jobs:
                 count = len(job.commands)
                 job.finish(replies[at : at + count])
                 at += count

@@ -25,9 +25,12 @@ except ImportError:
 
 from .. import duration
 from ..errors import InvalidInput
+from .base import shown
+from .redis_errors import NAMES, PREFIXES, Broken, Refused, Silent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     #: Host and port; a path and 0 for a socket in the file system.
@@ -46,53 +49,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "unix": (*_COMMON, "db"),
 }
 
-#: How an error of the server begins → what it is about, where the class that redis-py makes of it does not say.
-_PREFIXES = {
-    "LOADING": "loading",
-    "OOM": "oom",
-    "NOAUTH": "auth",
-    "WRONGPASS": "auth",
-    "NOPERM": "permission",
-    "CLUSTERDOWN": "moving",
-    "TRYAGAIN": "moving",
-    "MASTERDOWN": "moving",
-    "BUSY": "busy",
-    "WRONGTYPE": "foreign",
-}
-_NAMES = {
-    "BusyLoadingError": "loading",
-    "OutOfMemoryError": "oom",
-    "AuthenticationError": "auth",
-    "AuthorizationError": "auth",
-    "NoPermissionError": "permission",
-    "ClusterDownError": "moving",
-    "TryAgainError": "moving",
-    "MasterDownError": "moving",
-}
-
-
-class Refused(Exception):
-    """The server answered with an error. `kind` is what it is about, `text` its own words."""
-
-    def __init__(self, kind: str, text: str, address: Address | None = None) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.text = text
-        #: Where to go instead.
-        self.address = address
-
-
-class Broken(Exception):
-    """The connection is gone. `begun` says whether it had been there."""
-
-    def __init__(self, text: str, begun: bool) -> None:
-        super().__init__(text)
-        self.begun = begun
-
-
-class Silent(Exception):
-    """There was no answer in time."""
-
 
 def _refusal(error: Exception) -> Refused:
     text = str(error)
@@ -103,7 +59,7 @@ def _refusal(error: Exception) -> Refused:
         return Refused(kind, text, (error.host, error.port))
     if isinstance(error, ReadOnlyError):
         return Refused("readonly", text)
-    kind = _NAMES.get(type(error).__name__) or _PREFIXES.get(text.partition(" ")[0], "")
+    kind = NAMES.get(type(error).__name__) or PREFIXES.get(text.partition(" ")[0], "")
     if not kind and "non local key" in text:
         kind = "moving"
     if not kind and "Function not found" in text:
@@ -223,43 +179,92 @@ class Link:
             self._connection.disconnect()
 
 
+class Incoming(asyncio.Protocol):
+    """What arrives on a connection of an event loop, told as soon as it is whole."""
+
+    __slots__ = ("gone", "reader", "tell")
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        #: Who waits for the answer: it is called with that, or with `Refused` or `Broken`.
+        self.tell: Callable[[Any], None] | None = None
+        self.gone: Broken | None = None
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.reader.feed(data)
+            answer = self.reader.gets()
+        except redis.RedisError as error:
+            answer = error
+        if answer is not _MORE:
+            if isinstance(answer, Exception):
+                answer = _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
+            self._told(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = Broken(str(error or "the server has closed the connection"), True)
+        self._told(self.gone)
+
+    def _told(self, answer: Any) -> None:
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            tell(answer)
+
+
 class AsyncLink:
     """The same for one task at a time. Time-outs are the caller's."""
 
-    __slots__ = ("_connection", "_incoming", "_outgoing", "_reader", "address")
+    __slots__ = ("_connection", "_incoming", "_transport", "address")
 
     def __init__(self, connection: Any, address: Address) -> None:
         self._connection = connection
         self.address = address
-        self._incoming: Any = getattr(connection, "_reader", None)
-        self._outgoing: Any = getattr(connection, "_writer", None)
-        self._reader: Any = (
-            _reader(connection) if hasattr(self._incoming, "read") and self._outgoing is not None else None
-        )
+        self._transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
+        self._incoming: Incoming | None = None
+        if self._transport is not None and (reader := _reader(connection)) is not None:
+            self._incoming = Incoming(reader)
+            self._transport.set_protocol(self._incoming)
+
+    @property
+    def tells(self) -> bool:
+        """Whether `ask` can be used; else `call` is the way."""
+        return self._incoming is not None
+
+    @property
+    def gone(self) -> bool:
+        return self._incoming is not None and self._incoming.gone is not None
+
+    def ask(self, words: Sequence[Any], tell: Callable[[Any], None]) -> None:
+        """Send a command and have its answer told."""
+        assert self._incoming is not None
+        self._incoming.tell = tell
+        # Nobody asks on before the answer is there, so what is written does not pile up.
+        self._transport.write(hiredis.pack_command(tuple(words)))
 
     async def call(self, *words: Any) -> Any:
         """The answer to one command."""
-        connection, reader = self._connection, self._reader
+        incoming, connection = self._incoming, self._connection
+        if incoming is not None:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+            def tell(answer: Any) -> None:
+                if not future.done():
+                    future.set_result(answer)
+
+            if incoming.gone is not None:
+                raise incoming.gone
+            self.ask(words, tell)
+            answer = await future
+            if isinstance(answer, Refused | Broken):
+                raise answer
+            return answer
         try:
-            if reader is None:
-                await connection.send_packed_command(connection.pack_command(*words), check_health=False)
-                return await connection.read_response()
-            # Nobody asks on before the answer is there, so what is written does not pile up.
-            self._outgoing.write(hiredis.pack_command(words))
-            answer = reader.gets()
-            while answer is _MORE:
-                data = await self._incoming.read(READ)
-                if not data:
-                    raise redis.ConnectionError("the server has closed the connection")
-                reader.feed(data)
-                answer = reader.gets()
+            await connection.send_packed_command(connection.pack_command(*words), check_health=False)
+            return await connection.read_response()
         except redis.ResponseError as error:
             raise _refusal(error) from None
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError, RuntimeError) as error:
             raise _lost(error) from None
-        if isinstance(answer, Exception):
-            raise _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
-        return answer
 
     async def close(self) -> None:
         with suppress(Exception):
@@ -283,8 +288,8 @@ class Endpoint:
             parts = urlsplit(url)
             port = parts.port or 6379
         except ValueError as error:
-            raise InvalidInput(f"{_shown(url)!r} is no URL of a Redis server: {error}") from None
-        self.shown = _shown(url)
+            raise InvalidInput(f"{shown(url)!r} is no URL of a Redis server: {error}") from None
+        self.shown = shown(url)
         self.cluster = scheme == "redis+cluster"
         self.timeout = TIMEOUT
         options: dict[str, Any] = {"protocol": 2}
@@ -382,12 +387,3 @@ def _not_connected(error: BaseException) -> BaseException:
         refusal = _refusal(error)
         return Broken(str(error), False) if refusal.kind == "other" else refusal
     return Broken(str(error), False) if isinstance(error, OSError) else error
-
-
-def _shown(url: str) -> str:
-    """A URL for people to read: without its password."""
-    head, separator, rest = url.partition("://")
-    who, at, where = rest.rpartition("@")
-    if not at:
-        return url
-    return f"{head}{separator}{who.partition(':')[0]}{':***' if ':' in who else ''}@{where}"

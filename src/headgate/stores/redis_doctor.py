@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .redis_client import Broken, Refused, Silent
-from .redis_script import channel
+from .redis_errors import Broken, Refused, Silent
+from .redis_script import channel, function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def examine(ask: Callable[..., Any], where: str, cluster: bool) -> Iterator[Find
         yield from _memory(info, where)
         yield from _persistence(info, where)
         yield from _role(info, where, cluster)
+    yield from _functions(ask, where)
     yield from _time(ask, where)
     yield from _channels(ask, where)
 
@@ -75,6 +76,24 @@ def _role(info: dict[str, str], where: str, cluster: bool) -> Iterator[Finding]:
         yield ("wrong", f"{where} is a replica", "the URL should lead to the master")
     if info.get("cluster_enabled") == "1" and not cluster:
         yield ("wrong", f"{where} belongs to a cluster", "begin the URL with redis+cluster://")
+
+
+def _functions(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
+    for words in (("FUNCTION", "LOAD", ""), ("FCALL", function(), 0)):  # neither does anything: no code, and no gate
+        try:
+            ask(*words)
+        except Refused as refused:
+            unknown = "unknown" in refused.text.lower()
+            if unknown or refused.kind == "permission":
+                yield (
+                    "note",
+                    f"{where} decides with EVALSHA ({refused.text}), which takes it about twice as long as a function",
+                    "Redis 7, or Valkey" if unknown else "ACL SETUSER … +fcall +function|load",
+                )
+                return
+        except (Broken, Silent):
+            return
+    yield ("ok", f"{where} decides with FCALL: the script is kept as a function", "")
 
 
 def _time(ask: Callable[..., Any], where: str) -> Iterator[Finding]:

@@ -8,10 +8,11 @@ from contextlib import suppress
 from time import monotonic, monotonic_ns, sleep
 
 from ..errors import StoreFormatError, StoreUnavailable
-from .redis_batches import LARGEST_BATCH, Bell, Call, Job, OutcomeUnknown
-from .redis_client import Broken, Refused, Silent
+from .redis_batches import Call
+from .redis_errors import Broken, Refused, Silent
 from .redis_script import library, tag
 from .redis_wire import decode
+from .remote import COMPANY, LARGEST_BATCH, Bell, Job, OutcomeUnknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ KEPT = 8
 
 #: No reply: it has to be asked for in another way.
 NOT_YET = object()
-
-#: For so many calls after one that took several jobs, more company is to be expected.
-COMPANY = 16
 
 
 class Threads:
@@ -62,7 +60,7 @@ class Threads:
             job = Job(commands)
             job.sent = True
             self.run(Call(gate, [job]), end, link, error)
-            return job.reply()
+            return job.result()[0]
         except BaseException:
             link.close()
             raise
@@ -74,7 +72,7 @@ class Threads:
         call.commands = commands
         if not calls.take(call, raw):
             self.run(call, end)
-        return job.reply()
+        return job.result()[0]
 
     def run(self, call: Call, end: float = 0.0, link: Link | None = None, failed: Exception | None = None) -> None:
         """Send a call until it is answered, or its time is over. Each of its jobs is done then.
@@ -97,8 +95,7 @@ class Threads:
                     self._load(link, call)
                 if call.asking:
                     link.call("ASKING")
-                for job in call.jobs:
-                    job.sent = True
+                call.leaves()
                 raw = link.call(*calls.words(call))
                 self._keep(link)
                 link = None
@@ -152,8 +149,7 @@ class Threads:
             return group
         try:
             for call in group:
-                for job in call.jobs:
-                    job.sent = True
+                call.leaves()
                 link.send(*self._calls.words(call))
             for call in group:
                 try:
@@ -300,7 +296,7 @@ class Lane:
                 return reply
         job = Job((command,))
         self.run(job)
-        return job.reply()
+        return job.result()[0]
 
     def run(self, job: Job) -> None:
         """Have a job done, by this thread or by one that is sending anyway."""

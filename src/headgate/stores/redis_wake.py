@@ -1,18 +1,20 @@
 """How a waiter learns that its ticket was called: the script publishes to its process, which subscribes once for all.
 
-One connection and one daemon thread per process, started by the first waiter. After a drop it subscribes again and has
-every waiter look once: what was said meanwhile was said to nobody.
+One connection and one daemon thread per process, started by the first waiter. When it drops, the server may be gone: every
+waiter looks, so that its gate does what it was told for that. When it has subscribed again they look once more: what was
+said meanwhile was said to nobody.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from random import randrange
 from time import monotonic
 
 from ..model import Wake
 from .base import Listeners
-from .redis_client import Broken, Refused, Silent
+from .redis_errors import Broken, Refused, Silent
 from .redis_script import channel
 from .redis_wire import wakes
 
@@ -31,6 +33,9 @@ QUIET = 5.0
 
 #: Seconds between attempts to subscribe again: the first and the longest.
 RETRY, RETRY_MOST = 0.05, 1.0
+
+#: Waiters look within so many microseconds of a drop, each at a moment of its own: a fleet of them was dropped together.
+SPREAD = 50_000
 
 #: Wakes for tickets that nobody listens for yet, as many as are remembered: the reply that makes one wait is on its way.
 EARLY = 4096
@@ -63,9 +68,10 @@ class EarlyListeners(Listeners):
                 del early[next(iter(early))]
         return False
 
-    def look_again(self) -> None:
+    def look_again(self, within: int = 0) -> None:
+        """Something may have been missed: have every waiter look, at some moment within so many microseconds."""
         for listener in list(self._by_ticket.values()):
-            listener(0)
+            listener(randrange(within + 1))
 
     def clear(self) -> None:
         super().clear()
@@ -78,7 +84,7 @@ class Subscriber:
     def __init__(self, endpoint: Endpoint, session: str, where: Callable[[], list[Address]]) -> None:
         self._endpoint = endpoint
         self._session = session
-        #: Any server of a cluster will do: messages get everywhere.
+        #: Any server of a cluster will do: messages get everywhere. The first are tried first.
         self._where = where
         self.listeners = EarlyListeners()
         self._lock = threading.Lock()
@@ -86,6 +92,8 @@ class Subscriber:
         self._link: Link | None = None
         self._ending = threading.Event()
         self._tried = threading.Event()
+        #: Nothing can be heard, and those who wait have been told so.
+        self._away = False
         #: Channel → process: this one, and those that it answers for.
         self._channels = {channel(session).encode(): session}
 
@@ -120,15 +128,21 @@ class Subscriber:
 
     def _run(self, ending: threading.Event) -> None:
         pause = RETRY
+        self._away = False
         while not ending.is_set():
             for address in self._where():
+                begun = monotonic()
                 try:
                     self._hear(address, ending)
                     return
                 except (Refused, Broken, Silent) as error:
                     self._tried.set()
+                    if not self._away and not ending.is_set():
+                        self._away = True
+                        self.listeners.look_again(SPREAD)
                     if isinstance(error, Broken) and error.begun:
-                        pause = RETRY
+                        if monotonic() - begun > RETRY_MOST:  # not where it is let in and thrown out
+                            pause = RETRY
                         break
             ending.wait(pause)
             pause = min(2 * pause, RETRY_MOST)
@@ -140,30 +154,34 @@ class Subscriber:
             self._link = link
             link.call("SUBSCRIBE", *list(self._channels))
             self._tried.set()
+            self._away = False
             self.listeners.look_again()
-            busy_at = heard_at = monotonic()
-            asked = False
-            while not ending.is_set():
-                if (message := link.heard()) is not None:
-                    heard_at, asked = monotonic(), False
-                    if message[0] == b"message":
-                        session = self._channels.get(message[1], self._session)
-                        for ticket, delay in wakes(message[2]):
-                            self.listeners.tell(Wake(session, ticket, delay))
-                    continue
-                now = monotonic()
-                if len(self.listeners):
-                    busy_at = now
-                elif now - busy_at > IDLE and self._retire(ending):
-                    return
-                if now - heard_at > 2 * QUIET:
-                    raise Broken("nothing was heard of it for long", True)
-                if now - heard_at > QUIET and not asked:
-                    asked = True
-                    link.send("PING")
+            self._pass_on(link, ending)
         finally:
             self._link = None
             link.close()
+
+    def _pass_on(self, link: Link, ending: threading.Event) -> None:
+        busy_at = heard_at = monotonic()
+        asked = False
+        while not ending.is_set():
+            if (message := link.heard()) is not None:
+                heard_at, asked = monotonic(), False
+                if message[0] == b"message":
+                    session = self._channels.get(message[1], self._session)
+                    for ticket, delay in wakes(message[2]):
+                        self.listeners.tell(Wake(session, ticket, delay))
+                continue
+            now = monotonic()
+            if len(self.listeners):
+                busy_at = now
+            elif now - busy_at > IDLE and self._retire(ending):
+                return
+            if now - heard_at > 2 * QUIET:
+                raise Broken("nothing was heard of it for long", True)
+            if now - heard_at > QUIET and not asked:
+                asked = True
+                link.send("PING")
 
     def _retire(self, ending: threading.Event) -> bool:
         with self._lock:

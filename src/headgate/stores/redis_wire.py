@@ -99,9 +99,18 @@ def _model(ref: Any) -> bytes:
 
 @lru_cache(_KEPT)
 def _ask_head(
-    ref: Any, keyed: bool, lease: int, plain: bool, waits: bool, remembered: bool, latest: int, session: str
+    ref: Any,
+    keyed: bool,
+    lease: int,
+    plain: bool,
+    waits: bool,
+    remembered: bool,
+    latest: int,
+    session: str,
+    held: bool,
+    fresh: bool,
 ) -> bytes:
-    return pack(("a", _model(ref), keyed, lease, plain, waits, remembered, latest, session))
+    return pack(("a", _model(ref), keyed, lease, plain, waits, remembered, latest, session, held, fresh))
 
 
 @lru_cache(_KEPT)
@@ -200,27 +209,34 @@ _WHOLE: dict[type[Command], Callable[[Any], tuple[tuple[Any, ...], Iterable[Poli
 
 
 def encode(
-    gate: str, commands: Sequence[Command], *, seen: int = 0, now: int = 0, calendars: Iterable[tuple[str, int]] = ()
+    gate: str,
+    commands: Sequence[Command],
+    *,
+    seen: int = 0,
+    now: int = 0,
+    calendars: Iterable[tuple[str, int]] = (),
+    first: bool = False,
 ) -> list[Any]:
-    """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s."""
+    """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s.
+
+    `first`: none of them was ever sent before, so that an id which was made for one of them is known to nobody.
+    """
     heads: dict[bytes, int] = {}
     policies: dict[str, Policy] = {}
     body: list[Any] = []
+    run, count = 0, 0  # the head that the last few have in common, and where it says how many they are
+    alike = True
     last: Policy | None = None
     for command in commands:
         if isinstance(command, Admit):
             plan = command.plan
             key = plan.key
+            holder = command.holder
             head = _ask_head(
                 plan.model.ref, bool(key), command.lease, command.plain, command.waits, command.remembered,
-                command.latest, command.session,
+                command.latest, command.session, holder is not None, first and getattr(command, "fresh", False),
             )  # fmt: skip
-            holder = command.holder
-            body += (
-                heads.get(head) or heads.setdefault(head, len(heads) + 1),
-                command.id,
-                "" if holder is None else f"={holder}",
-            )
+            argument: Any = holder
         elif isinstance(command, Settle):
             plan = command.plan
             key = plan.key
@@ -228,19 +244,30 @@ def encode(
                 plan.model.ref, bool(key), command.outcome, command.remembered, command.retry_after,
                 _actual(command.actual), command.confirmed, command.worth,
             )  # fmt: skip
-            body += (heads.get(head) or heads.setdefault(head, len(heads) + 1), command.id, command.at)
+            argument = command.at
         else:
             parts, named = _WHOLE[type(command)](command)
-            head = pack(parts)
-            body.append(heads.setdefault(head, len(heads) + 1))
+            body += (heads.setdefault(pack(parts), len(heads) + 1), 1)
             for policy in named:
                 policies[policy.fingerprint] = policy
+            run, alike = 0, False
             continue
+        number = heads.get(head) or heads.setdefault(head, len(heads) + 1)
+        if number == run:
+            body[count] += 1
+        else:
+            run, count = number, len(body) + 1
+            body += (number, 1)
+        body.append(command.id)
+        if argument is not None:
+            body.append(argument)
         if key:
             body.append(_key(key))
         if plan.policy is not last:
             last = plan.policy
             policies[last.fingerprint] = last
+    if alike and len(heads) == 1:
+        del body[:2]
     return [_frame(tuple(policies.values()), tuple(calendars), tuple(heads)), seen, now, *body]
 
 
@@ -253,6 +280,9 @@ def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...],
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------
+
+#: A grant as the one before it, with the next number.
+_NEXT = 4
 
 _ENDED = tuple(Ended(bool(bits & 1), bool(bits & 2)) for bits in range(4))
 
@@ -269,11 +299,17 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
             f"upgrade the older of the two, or use another database of the server"
         )
     replies: list[Any] = []
+    at, expires, number, worth = 0, 0, 0, False
     for index, reply in enumerate(raw[3]):
         if reply.__class__ is int:
-            replies.append(_ENDED[reply])
+            if reply == _NEXT:
+                number += 1
+                replies.append((at, expires, number, worth))
+            else:
+                replies.append(_ENDED[reply])
         elif reply[0].__class__ is int:
-            replies.append((reply[0], reply[1], reply[2], reply[3] == 1))
+            at, expires, number, worth = reply[0], reply[1], reply[2], reply[3] == 1
+            replies.append((at, expires, number, worth))
         else:
             replies.append(_READERS[_text(reply[0])](commands[index], reply))
     return Decoded(seq, raw[1], raw[2] == 1, replies)

@@ -29,7 +29,7 @@ function makers.bucket()
 
 
   function Bucket:earliest(now, member, cost, value, start)
-    local state = states:get(member)
+    local state = states:get(member) or recovered(self, now, member, value)
     if not state then return start end
     if state[1] ~= 'bucket' then kind_changed(member, state[1], 'bucket') end
     if state[6] ~= 0 then return self:_among(now, member, cost, value, start) end
@@ -77,7 +77,7 @@ function makers.bucket()
       if state[6] ~= 0 then
         local charges = space('promised', member)
         for _, pair in ipairs(charges:scan()) do
-          last, units = pair[1], units + charges:get(pair[2])
+          last, units = pair[1], units + (charges:get(pair[2]) or 0)
         end
       end
       return floor(last + units * state[5][1] + state[5][2]) + 1
@@ -166,7 +166,7 @@ function makers.bucket()
         used = max(0, state[2] - max(0, now - state[3]) * (value / self.per)) + state[4]
         if state[6] ~= 0 then
           local charges = space('promised', member)
-          for _, pair in ipairs(charges:scan()) do used = used + charges:get(pair[2]) end
+          for _, pair in ipairs(charges:scan()) do used = used + (charges:get(pair[2]) or 0) end
         end
       end
       return usage_of(self, member, used, self:largest(value), free_in)
@@ -176,10 +176,23 @@ function makers.bucket()
 
     local NO_HINT = {0, 0, 0, -1}
 
+    -- Whether all that was promised is known: as many as the state says, and each with its amount.
+    local function _is_whole(charges, promised)
+      if charges.dirty or charges.checked then return true end
+      charges.checked = true
+      return call('ZCARD', charges.order) == promised and call('HLEN', charges.key) >= promised
+    end
+
     -- Charges whose time has come move into the level.
     function Bucket:_fold(now, member, value)
       local charges = space('promised', member)
       local state = states:get(member)
+      if not _is_whole(charges, state[6]) then
+        drop('promised', member)
+        states:set(member, {'bucket', state[2], state[3], state[4], state[5], 0, state[7]})
+        used_up(self, now, member, value)
+        return
+      end
       local used, at, promised, floor_ = state[2], state[3], state[6], state[7]
       local time = charges:first()
       while time and time <= now do

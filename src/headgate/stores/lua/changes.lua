@@ -5,7 +5,7 @@ local function changes_module()
 
   -- --- renew.py ---------------------------------------------------------------------------------------------------------
 
-  local function renew_lease(now, lost, lease)
+  local function renew_lease(now, lost, lease, exactly)
     local ref, id, at, length, fence, holder = lease[1], lease[2], lease[3], lease[4], lease[5], lease[6]
     local plan = recall(ref)
     local expires = now + length
@@ -14,7 +14,9 @@ local function changes_module()
         local leases = space('leases', step.member)
         prune(leases, now)
         -- Where the store lost its state, the holder has not lost its slot: it registers again.
-        if not leases:get(id) and not (lost > at) then return 0 end
+        if not leases:get(id) and lost <= at and not step.limit:recover(now, step.member) then return 0 end
+        -- A heartbeat never shortens a lease: somebody may have extended it by its id.
+        if not exactly then expires = max(expires, leases:score(id) or 0) end
       end
     end
     for _, step in ipairs(plan.steps) do
@@ -41,7 +43,7 @@ local function changes_module()
     local lost, expires, called, unknown = records.head.lost, {}, {}, {}
     for _, lease in ipairs(leases) do
       expires[#expires + 1] = lease[2]
-      expires[#expires + 1] = renew_lease(now, lost, lease)
+      expires[#expires + 1] = renew_lease(now, lost, lease, head[5])
     end
     local line = line_module()
     if #tickets > 0 and records.head.tickets > 0
@@ -80,9 +82,11 @@ local function changes_module()
       for _, pair in ipairs(found) do
         local id = pair[2]
         local row, place = leases:get(id), seen[id] or #rows + 1
-        local ref = unpacked(row[1])
-        seen[id] = place
-        rows[place] = {id, row[4], ref[4], row[2], pair[1], ref[2]}
+        if row then
+          local ref = unpacked(row[1])
+          seen[id] = place
+          rows[place] = {id, row[4], ref[4], row[2], pair[1], ref[2]}
+        end
       end
     end
     return rows

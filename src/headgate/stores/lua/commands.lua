@@ -23,6 +23,9 @@ end
 -- Where the state of a kind says what called tickets hold.
 local HELD = {window = 4, bucket = 4, quota = 3}
 
+-- Among what is assumed after a loss: that the line is gone, and nobody holds anything any more.
+local NO_LINE = ''
+
 local function is_overridden(member)
   local overrides = space('overrides')
   local name, key = partition(member, '|')
@@ -32,6 +35,7 @@ end
 
 -- Forget what no longer says anything: idle keys, ended permits. Their scores are lower bounds, checked here.
 local function reap(now)
+  records.head.policy = '' -- it may be gone; whoever leaves one next looks
   for _ = 1, REAP do
     local score, member = states:first()
     if not score or score > now then break end
@@ -65,17 +69,29 @@ local function reap(now)
   end
 end
 
+-- State was lost, all of it or a key. From now on rates come back with time, and live holders register again.
+function lose(now)
+  if records.noticed then return end
+  records.noticed = true
+  states_there() -- as long as the head tells
+  drop('assumed')
+  local head = records.head
+  head.lost = now
+  -- What the head knows of the other keys may not be so any more.
+  head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
+end
+
 -- The store's time, never backwards; and state that was lost is noticed here.
 function begin(now)
   local head = records.head
   local seq = head.seq
   if now < head.now then now = head.now end
   head.now = now
-  if seq < records.seen then
-    head.seq = records.seen + 1
-    drop('assumed')
-    head.lost = now
-    records.noticed = true
+  if seq < records.seen or records.torn then
+    records.torn = false
+    head.seq = max(seq, records.seen) + 1
+    lose(now)
+    if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
   else
     head.seq = seq + 1
   end
@@ -94,6 +110,11 @@ local function steps_in_force(now, plan)
       local limit = step.limit
       if (limit.kind == 'window' or limit.kind == 'bucket') and now < lost + limit.per + limit.slack then over = false end
       if not assumed:get(step.member) then
+        local state = states:get(step.member)
+        if state and HELD[state[1]] and assumed:get(NO_LINE) then
+          state[HELD[state[1]]] = 0
+          states:touch(step.member)
+        end
         limit:assume_used(now, step.member, step.value, lost)
         assumed:set(step.member, 1)
       end
@@ -135,9 +156,12 @@ local function same(ref, other)
   return a[2] == b[2] and equal(a[3], b[3]) and equal(a[4], b[4])
 end
 
+-- The reply of a grant that is as the one before it in this call, but for the number after that one's.
+local NEXT = 4
+
 -- --- asking -----------------------------------------------------------------------------------------------------------
 
-local function grant(now, ask, plan, steps, at, id, holder)
+local function grant(now, ask, plan, steps, at, id, holder, moved)
   local head = records.head
   local expires = ask.lease ~= 0 and now + ask.lease or 0
   local seq = head.seq
@@ -147,6 +171,13 @@ local function grant(now, ask, plan, steps, at, id, holder)
     local ends = expires ~= 0 and expires or at
     permits:put(id, {plan.ref, at, ends, seq, expires ~= 0, false, worth}, ends + REMEMBER)
   end
+  -- As the grant before it, and the next number: most of a crowd.
+  local last = records.last
+  if last and last[1] == at and last[2] == expires and last[4] == worth and last[3] == seq - 1 and not moved then
+    last[3] = seq
+    return NEXT
+  end
+  records.last = {at, expires, seq, worth}
   return {at, expires, seq, worth and 1 or 0}
 end
 
@@ -192,7 +223,7 @@ end
 local function promise(now, ask, plan, steps, id, holder)
   local at, step = earliest(now, steps, max(now, records.head.paused))
   if at - now > ask.latest then return refusal_of(step and step.base, 'its time would come too late', at, now) end
-  local reply = grant(now, ask, plan, steps, at, id, holder)
+  local reply = grant(now, ask, plan, steps, at, id, holder, true)
   reply[2] = now -- there is no lease: the time of the decision stands in its place
   return reply
 end
@@ -283,7 +314,7 @@ local function endings()
       if step.limit.leased then
         local leases = space('leases', step.member)
         prune(leases, now)
-        if not leases:get(id) then alive = false end
+        if not leases:get(id) and not (step.limit:recover(now, step.member) and leases:get(id)) then alive = false end
       end
     end
     return alive

@@ -12,6 +12,8 @@ end
 function makers.concurrency()
   local Concurrency = {kind = 'concurrency', leased = true, confirmable = false}
   local MEMORY, DUST = 24 * 3600 * SECOND, 1e-9
+  -- For how long after a state was last marked the leases have surely not ended by themselves: a week less that day.
+  local KEPT = 6 * MEMORY
 
   function Concurrency:made(row)
     self.lease, self.adaptive = row[9], row[10]
@@ -30,13 +32,18 @@ function makers.concurrency()
   end
 
   function Concurrency:earliest(now, member, cost, value, start)
-    local state = states:get(member)
+    local state, leases = states:get(member), space('leases', member)
+    if state and state[1] ~= 'concurrency' then kind_changed(member, state[1], 'concurrency') end
+    local count = leases:len()
+    if leases.bereft or not state then
+      self:recover(now, member)
+      state, count = states:get(member), leases:len()
+    end
     if not state then return start end
-    if state[1] ~= 'concurrency' then kind_changed(member, state[1], 'concurrency') end
-    local leases = space('leases', member)
     if self.adaptive then value = self:in_force(state, value) end
     value = value + (DUST - 1)
-    if leases:len() <= value then return start end
+    if count <= value then return start end
+    self:recover(now, member)
     prune(leases, now)
     local excess = leases:len() - value
     if excess <= 0 then return start end
@@ -48,14 +55,43 @@ function makers.concurrency()
   end
 
   function Concurrency:charge(now, member, cost, value, at, lease)
-    local leases = space('leases', member)
-    if not states:get(member) then
+    local leases, state = space('leases', member), states:get(member)
+    if not state then
       local until_ = now + MEMORY
-      states:put(member, {'concurrency', 0, 0, 0, until_}, until_)
+      states:put(member, {'concurrency', 0, 0, 0, until_, now}, until_)
       leases.enlist = true
+    elseif now - state[6] > MEMORY then
+      state[6] = now
+      states:touch(member)
     end
+    if not leases.count then leases:len() end
+    if leases.bereft or leases.cleared then leases.marks = true end
     leases:put(lease[1], lease[3], lease[2])
     return false
+  end
+
+  -- Have leases back of which a key is gone, or their state, as far as ids on record tell. Returns whether it was so.
+  function Concurrency:recover(now, member)
+    local leases, state = space('leases', member), states:get(member)
+    if leases.checked or leases.cleared or leases.marks then return false end -- or they are made in this very call
+    leases.checked = true
+    local count = leases:len()
+    if not state then
+      if count == 0 and states_there() then return false end
+    elseif leases.bereft then
+      if now - state[6] > KEPT then return false end
+    else
+      local stored, placed = leases.stored, call('ZCARD', leases.order)
+      if placed == stored then return false end
+      -- Nothing is lost where all are found again. A few that are not were never granted: a cluster that moves keys one by
+      -- one cuts a write short.
+      if self:_restore(now, member) == stored or placed > 0 then return true end
+      lose(now)
+      return true
+    end
+    lose(now)
+    self:_restore(now, member)
+    return true
   end
 
   local function more()
@@ -63,6 +99,48 @@ function makers.concurrency()
       -- The last expiry would do; the first is found at once, and looking again later is cheap.
       local first = space('leases', member):first()
       return first and max(state[5], first + 1) or state[5]
+    end
+
+    -- Whether an ask of this ref takes one of these slots.
+    local function takes(ref, member)
+      if not policy_of(unpacked(ref)[1]) then return false end
+      for _, step in ipairs(recall(ref).steps) do
+        if step.member == member then return true end
+      end
+      return false
+    end
+
+    -- What is left of the leases, and those of ids on record and of called tickets; returns how many. Others register again.
+    function Concurrency:_restore(now, member)
+      local leases, known = space('leases', member), {}
+      local left, ids, calls = leases:scan(now + 1), permits:scan(), space('calls'):scan()
+      leases:prefetch_pairs(left)
+      permits:prefetch_pairs(ids)
+      for _, pair in ipairs(left) do known[pair[2]] = {leases:get(pair[2]) or false, pair[1]} end
+      for _, pair in ipairs(ids) do
+        local id, permit = pair[2], permits:get(pair[2])
+        if permit and permit[5] and not permit[6] and permit[3] > now and takes(permit[1], member) then
+          local row = known[id] and known[id][1] or {permit[1], permit[2], permit[4], false}
+          known[id] = {row, known[id] and known[id][2] or permit[3]}
+        end
+      end
+      for _, pair in ipairs(calls) do
+        local ticket = space('tickets'):get(pair[2])
+        if ticket and takes(ticket[3], member) then known[pair[2]] = {{ticket[3], now, 0, ticket[11]}, pair[1]} end
+      end
+      drop('leases', member)
+      local found = 0
+      for id, row in pairs(known) do
+        if row[1] then
+          self:charge(now, member, 1, 0, now, {id, row[2], row[1]})
+          found = found + 1
+        end
+      end
+      leases.enlist, leases.marks = true, true
+      if not states:get(member) then
+        states:put(member, {'concurrency', 0, 0, 0, now + MEMORY, now}, now + MEMORY)
+      end
+      return found
     end
 
     -- A slot comes back by ending its lease, not by an amount.
@@ -102,7 +180,7 @@ function makers.concurrency()
       prune(leases, now)
       local after, streak, shrunk =
         following(self.adaptive, working, state[3], state[4], outcome, granted, now, leases:len(), value)
-      states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY})
+      states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY, state[6]})
       return after ~= working
     end
 

@@ -42,6 +42,22 @@ function state_of(limit, member)
   return state
 end
 
+-- What counted on a rate is gone, or a part of it: it counts as used up from now on, and comes back with time.
+function used_up(limit, now, member, value)
+  lose(now)
+  limit:assume_used(now, member, value, records.head.lost)
+  space('assumed'):set(member, 1)
+  return states:get(member)
+end
+
+-- A rate has no state: nothing was used (nil), or all states are gone.
+function recovered(limit, now, member, value)
+  if states_there() then return nil end
+  drop('windows', member)
+  drop('promised', member)
+  return used_up(limit, now, member, value)
+end
+
 function partition(text, sign)
   local at = text:find(sign, 1, true)
   if not at then return text, '' end

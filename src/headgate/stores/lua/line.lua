@@ -20,6 +20,13 @@ local function line_module()
   -- Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
   local ASLEEP, MISSED = 1, 2
   line.ASLEEP, line.MISSED = ASLEEP, MISSED
+  -- What is known of a process: it may be there; it is asleep; somebody was listening when it was last told something.
+  local THERE, SLEEPS, LISTENS = 0, 1, 2
+
+  -- Keys of the line are gone: what is left of it is of no use (see `reply_to` in main.lua).
+  local function broken()
+    error('attempt to serve a line of which keys are gone')
+  end
 
   local _enter, _leave, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
 
@@ -54,7 +61,7 @@ local function line_module()
   end
 
   local function find(id)
-    local row = space('tickets'):get(id)
+    local row = id and space('tickets'):get(id)
     if not row then return nil end
     return {
       id = row[1], session = row[2], ref = row[3], lane = row[4], rank = row[5], tier = row[6], since = row[7],
@@ -132,8 +139,9 @@ local function line_module()
   -- A ticket that missed its call comes back only when its waiter itself was heard of (`own`).
   local function hear(now, session, own)
     local sessions = space('sessions')
-    local asleep = sessions:get(session) == 1
-    sessions:put(session, 0, now + SESSION)
+    local was = sessions:get(session)
+    local asleep = was == SLEEPS
+    sessions:put(session, was == LISTENS and LISTENS or THERE, now + SESSION)
     if asleep then
       for _, pair in ipairs(_tickets_of(session)) do
         local ticket = find(pair[2])
@@ -157,8 +165,9 @@ local function line_module()
 
   local function _put_to_sleep(session)
     local sessions = space('sessions')
-    if sessions:get(session) ~= 0 then return end
-    sessions:set(session, 1)
+    local was = sessions:get(session)
+    if not was or was == SLEEPS then return end
+    sessions:set(session, SLEEPS)
     for _, pair in ipairs(_tickets_of(session)) do
       local ticket = find(pair[2])
       if ticket.called == 0 and ticket.hidden == 0 then
@@ -259,6 +268,7 @@ local function line_module()
       return false
     end
     if row[2] ~= '' then
+      if not space('due'):get(row[2]) then broken() end
       local _, first = queue:first()
       if first == ticket.id then
         -- It came back to the front of a parked lane: look at it afresh.
@@ -440,6 +450,8 @@ local function line_module()
           -- It is looked at again when this one is called or leaves; and at last by itself.
           due:put(member, 1, now + SECOND)
         end
+      else
+        broken()
       end
       score, member = due:first()
     end
@@ -501,7 +513,7 @@ local function line_module()
       return ticket.called == 0 and ticket.hidden == 0 and ticket
     end
     return _first_of(sessions, function(session)
-      return sessions:get(session) == 0 and not but_not[session] and _first_of(space('of', session), waiting)
+      return sessions:get(session) ~= SLEEPS and not but_not[session] and _first_of(space('of', session), waiting)
     end)
   end
 
@@ -580,7 +592,31 @@ local function line_module()
       local _, id = space('lane', lane):first()
       waits[1] = {score, string.match(member, '^[^|@]*'), find(id)}
     end
+    -- Somebody stands in a lane, and in no order.
+    if not waits[1] and space('lanes'):len() > 0 then broken() end
     _keep_timer(now, waits, blocked, CLOCKS)
+  end
+
+  -- How many there were to hear what a process was told. Where somebody was before and nobody is now, it is dead or cut
+  -- off: its calls are taken back at once, and it is skipped until it is heard of again. Returns whether it is so.
+  function line.told(now, session, listeners)
+    local sessions = space('sessions')
+    local was = sessions:get(session)
+    if listeners > 0 then
+      if was == THERE then sessions:set(session, LISTENS) end
+      return false
+    end
+    if was ~= LISTENS then return false end -- its connection may be about to be made, or be with another of a cluster
+    _put_to_sleep(session)
+    for _, pair in ipairs(_tickets_of(session)) do
+      local ticket = find(pair[2])
+      if ticket.called ~= 0 then
+        _take_off(now, ticket)
+        ticket.called, ticket.hidden = 0, ASLEEP
+        _write(ticket)
+      end
+    end
+    return true
   end
 
   -- Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer.

@@ -1,8 +1,10 @@
 -- One call: what was sent is taken apart, every command decided, and what changed is written. redis_wire.py is the other end.
 --
 -- args: the frame (format; policies: fingerprint, compiled …; zones: name, offsets …; heads: what commands have in common),
--- which is mostly the same from call to call; seen; now (0: the server's); then the commands: the number of a head, and its
--- arguments where it is an ask (id, holder) or an end (id, granted at), with the packed key where its limits are by one.
+-- which is mostly the same from call to call; seen; now (0: the server's); then the commands. Where all of them have one head
+-- in common, and it is of asks or ends, that is their arguments: of an ask its id, and its holder where it has one; of an end
+-- its id and when it was granted; with the packed key where its limits are by one. Else they come in runs: the number of a
+-- head, how many have it, and their arguments; heads of other commands are all there is of them.
 
 local FORMAT = '1'
 -- For how long an idle gate is kept at least.
@@ -13,7 +15,7 @@ local NO_KEY = '\144'
 -- Frames, and the rest of the last gate's head, as they were last taken apart: a library keeps them.
 local FRAMES, LARGEST = 256, 4096
 local frames_made, frames_known = 0, {}
-local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', ''}
+local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', '', 0}
 local rest_packed, rest_known = '', NEW
 
 local changes = nil
@@ -26,8 +28,13 @@ local function frame_of(raw)
   for index, packed in ipairs(parts[4]) do
     local common = unpacked(packed)
     frame.heads[tostring(index)] = common
-    -- A head that is sent whole is used once.
-    if common[1] ~= 'a' and common[1] ~= 'e' then lasting = false end
+    if common[1] == 'a' or common[1] == 'e' then
+      common.told = common[1] == 'e' or common[10]
+      common.size = 1 + (common.told and 1 or 0) + (common[3] and 1 or 0)
+      frame.only = #parts[4] == 1 and common
+    else
+      lasting = false -- a head that is sent whole is used once
+    end
   end
   if lasting then
     if frames_made >= FRAMES then frames_made, frames_known = 0, {} end
@@ -53,7 +60,7 @@ local function decide(now, common, id, argument, key)
         session = common[9]}
       common.ask = ask
     end
-    return admit(now, ask, plan_for(common[2], key), id, argument ~= '' and argument:sub(2))
+    return admit(now, ask, plan_for(common[2], key), id, argument)
   end
   if op == 'e' then
     local end_ = common.end_
@@ -72,7 +79,7 @@ local function decide(now, common, id, argument, key)
   if op == 'l' then
     local lease = lease_of(policy_of(common[2]), common[3], common[4])
     if not lease then return {'P', begin(now), {common[3], 0}, {}, {}, '', 0, 0} end
-    local pulse = changes.n(now, {'n', '', {lease}, {}})
+    local pulse = changes.n(now, {'n', '', {lease}, {}, true})
     if records.head.tickets > 0 then
       -- It may end sooner than before, and somebody wait for just that.
       local line = line_module()
@@ -84,10 +91,15 @@ local function decide(now, common, id, argument, key)
   return changes[op](now, common)
 end
 
--- The reply of one command; the second is true where the script has to be told more before it can decide.
-local function reply_to(now, common, id, argument, key)
-  local fine, reply = pcall(decide, now, common, id, argument, key)
-  if fine then return reply end
+-- Why a call begins anew: a line of which keys are gone.
+local BROKEN_LINE = {}
+
+-- The reply of a command whose decision raised; the second is true where the script has to be told more before it can decide.
+local function failed(reply)
+  records.last = false
+  if type(reply) == 'string' and records.head.tickets > 0 and not records.forgets_line and find(reply, 'attempt to') then
+    return BROKEN_LINE, true
+  end
   if type(reply) ~= 'table' or not (reply.need or reply.reply) then error(reply) end
   if not reply.need then return reply.reply end
   -- Nothing has been written but what was sent of calendars: the client sends it all again, with what was missing.
@@ -96,7 +108,26 @@ local function reply_to(now, common, id, argument, key)
   return {'N', reply.need[1], reply.need[2]}, true
 end
 
-local function main(keys, args)
+-- Tell processes whom to wake; what was meant for those that nobody hears goes to others, who are told as well.
+local function publish(now)
+  while #records.wakes > 0 do
+    local told, unheard = {}, false
+    for _, wake in ipairs(records.wakes) do
+      local mine = told[wake[1]] or {}
+      told[wake[1]] = mine
+      mine[#mine + 1] = {wake[2], wake[3] and format('%.0f', wake[3]) or cjson.null}
+    end
+    records.wakes = {}
+    local line = line_module()
+    for session, mine in pairs(told) do
+      local listeners = redis.pcall('PUBLISH', 'hg:wake:' .. session, cjson.encode(mine))
+      if type(listeners) == 'number' and line.told(now, session, listeners) then unheard = true end
+    end
+    if unheard then line.serve(now) end
+  end
+end
+
+local function main(keys, args, forgets_line)
   call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
   TAG = keys[1]
   made_line = false
@@ -104,7 +135,7 @@ local function main(keys, args)
   local frame = frames_known[args[1]] or frame_of(args[1])
   local found = call('HMGET', TAG, 'seq', 'now', 'rest')
   -- format, paused, reason, overrides, tickets, lost; for how long an idle gate is kept, when that was last seen to, which
-  -- keys have been given that end (records.lua), and a policy that is known to be there (plan.lua)
+  -- keys have been given that end (records.lua), a policy that is known to be there (plan.lua), how many lines were lost
   local packed = found[3] or ''
   if packed ~= rest_packed then
     rest_packed = packed
@@ -114,10 +145,15 @@ local function main(keys, args)
   if rest[1] ~= FORMAT or frame.format ~= FORMAT then return {'F', rest[1]} end
   local head = {seq = tonumber(found[1] or 0), now = tonumber(found[2] or 0), paused = rest[2], reason = rest[3],
     overrides = rest[4], tickets = rest[5], lost = rest[6], life = rest[7], fresh = rest[8], ends = rest[9],
-    policy = rest[10]}
+    policy = rest[10], line = rest[11]}
   records.head = head
+  if forgets_line then
+    head.line, head.tickets, records.torn, records.forgets_line = head.line + 1, 0, true, true
+  end
   records.life = max(head.life, IDLE)
   records.seen = tonumber(args[2])
+  -- A head that was lost alone.
+  if not found[1] then records.torn = call('EXISTS', states.key) == 1 end
 
   local now = tonumber(args[3])
   if now == 0 then
@@ -140,52 +176,67 @@ local function main(keys, args)
 
   -- --- deciding ---------------------------------------------------------------------------------------------------------
 
-  local replies, writes, heads, cursor, last = {}, false, frame.heads, 4, #args
-  local common = heads[args[cursor]]
-  local op = common and common[1]
-  if (op == 'a' or op == 'e') and cursor + (common[3] and 3 or 2) == last then
+  local replies, writes, cursor, last = {}, false, 4, #args
+  local common = frame.only
+  if common and common.size == last - 3 then
     -- Alone, as most are that do not come from a crowd.
-    local reply, need = reply_to(now, common, args[cursor + 1], args[cursor + 2], common[3] and args[last] or NO_KEY)
-    if need then return reply end
+    local id = args[4]
+    if common[11] then records.fresh[1] = id end
+    permits:know()
+    local fine, reply = pcall(decide, now, common, id, common.told and args[5], common[3] and args[last] or NO_KEY)
+    if not fine then
+      local need
+      reply, need = failed(reply)
+      if need then return reply ~= BROKEN_LINE and reply or main(keys, args, true) end
+    end
     replies[1], writes = reply, true
   else
     -- Of each command: its head, its two arguments, its key.
-    local todo, ids, arguments, given, commands = {}, {}, {}, {}, 0
+    local todo, ids, arguments, given, commands, count = {}, {}, {}, {}, 0, last
+    local fresh, old = records.fresh, records.ids
     while cursor <= last do
-      common = heads[args[cursor]]
-      op = common[1]
-      commands = commands + 1
-      todo[commands] = common
-      if op == 'a' or op == 'e' then
-        ids[commands], arguments[commands] = args[cursor + 1], args[cursor + 2]
-        cursor = cursor + 3
-        if common[3] then
-          given[commands] = args[cursor]
-          cursor = cursor + 1
-        else
-          given[commands] = NO_KEY
+      if not frame.only then
+        common, count = frame.heads[args[cursor]], tonumber(args[cursor + 1])
+        cursor = cursor + 2
+      end
+      local size, told, keyed, new = common.size, common.told, common[3], common[11]
+      for _ = 1, size and min(count, (last + 1 - cursor) / size) or count do
+        commands = commands + 1
+        todo[commands], ids[commands], arguments[commands], given[commands] = common, '', false, NO_KEY
+        if size then
+          local id = args[cursor]
+          ids[commands] = id
+          if new then fresh[#fresh + 1] = id else old[#old + 1] = id end
+          if told then arguments[commands] = args[cursor + 1] end
+          cursor = cursor + size
+          if keyed then given[commands] = args[cursor - 1] end
         end
-        writes = true
-      else
-        ids[commands], arguments[commands], given[commands] = '', '', NO_KEY
-        cursor = cursor + 1
-        if op ~= 'p' then writes = true end
+      end
+      if size or common[1] ~= 'p' then writes = true end
+    end
+    permits:know()
+    if head.tickets > 0 then space('tickets'):know() end
+    -- One that raises leaves the others as they are: those after it go on from there.
+    local index = 0
+    local function decide_all()
+      while index < commands do
+        index = index + 1
+        replies[index] = decide(now, todo[index], ids[index], arguments[index], given[index])
       end
     end
-    if commands > 1 then
-      records.ids = ids
-      permits:prefetch(ids)
-      if head.tickets > 0 then space('tickets'):prefetch(ids) end
-    end
-    for index = 1, commands do
-      local reply, need = reply_to(now, todo[index], ids[index], arguments[index], given[index])
-      if need then return reply end
-      replies[index] = reply
+    while index < commands do
+      local fine, problem = pcall(decide_all)
+      if not fine then
+        local reply, need = failed(problem)
+        if need then return reply ~= BROKEN_LINE and reply or main(keys, args, true) end
+        replies[index] = reply
+      end
     end
   end
 
   -- --- writing ----------------------------------------------------------------------------------------------------------
 
+  if #records.wakes > 0 then publish(head.now) end
   if made_line then made_line.finish() end
   local life, due = records.life, false
   if records.far - head.now > life then life = floor((records.far - head.now) * 1.25) end
@@ -203,11 +254,11 @@ local function main(keys, args)
       if one.dirty then one:write(kept) end
     end
   end
-  if writes or head.ends ~= rest[9] then
+  if writes or records.noticed or head.ends ~= rest[9] then
     if due or head.paused ~= rest[2] or head.reason ~= rest[3] or head.tickets ~= rest[5] or head.lost ~= rest[6]
       or head.ends ~= rest[9] or head.policy ~= rest[10] then
       local fresh = {FORMAT, head.paused, head.reason, head.overrides, head.tickets, head.lost, head.life, head.fresh,
-        head.ends, head.policy}
+        head.ends, head.policy, head.line}
       call('HSET', TAG, 'seq', head.seq, 'now', head.now, 'rest', pack(fresh))
     else
       call('HSET', TAG, 'seq', head.seq, 'now', head.now)
@@ -220,15 +271,5 @@ local function main(keys, args)
       call('PEXPIRE', TAG .. ':' .. name, milliseconds)
     end
   end
-  if #records.wakes > 0 then
-    local told = {}
-    for _, wake in ipairs(records.wakes) do
-      local mine = told[wake[1]] or {}
-      told[wake[1]] = mine
-      mine[#mine + 1] = {wake[2], wake[3] and format('%.0f', wake[3]) or cjson.null}
-    end
-    for session, mine in pairs(told) do redis.pcall('PUBLISH', 'hg:wake:' .. session, cjson.encode(mine)) end
-  end
-
   return {head.seq, max(now, head.now), records.noticed and 1 or 0, replies}
 end

@@ -13,11 +13,11 @@ local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
 local TAG
 
 -- records.lua
-local records, spaces, states, permits, begin_records, space, drop, names, amend, is_before
+local records, spaces, states, permits, begin_records, space, drop, names, states_there, amend, is_before
 -- limits.lua, concurrency.lua
-local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune
+local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
 local earliest, earliest_now, blocked_by, charge, hold, let_go
 -- commands.lua
-local wait_of, refusal_of, too_large_text, begin, pause, admit, settle, release, cancel, lease_of
+local wait_of, refusal_of, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of

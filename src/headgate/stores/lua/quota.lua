@@ -119,7 +119,7 @@ function makers.quota()
   end
 
   function Quota:earliest(now, member, cost, value, start)
-    local state = states:get(member)
+    local state = states:get(member) or recovered(self, now, member, value)
     if not state then return start end
     if state[1] ~= 'quota' then kind_changed(member, state[1], 'quota') end
     local periods, held = state[2], state[3]

@@ -11,6 +11,10 @@
 -- Kinds in BARE have no values: only the ZSET. Kinds in FLAT have no order: only the HASH. None is `false` inside arrays.
 --
 -- Nothing is written before the whole batch is decided: a call that fails on the way has changed nothing.
+--
+-- A server that evicts may take one key and leave the others. So `states` and every `leases/…` have a member more, MARK,
+-- from when they are made: where that is missing, they are not empty but gone. Of a line that does not fit together any
+-- more nothing can be made: it is forgotten, which is to say that it goes on under other keys (LINE).
 
 local BARE = {lane = true, ready = true, parked = true, due = true, calls = true, of = true, young = true}
 local FLAT = {tickets = true, lanes = true, line = true, policies = true, assumed = true, zones = true}
@@ -21,6 +25,12 @@ local MOMENTS = {states = true, windows = true, promised = true, leases = true, 
 -- them have been given their end; what a person has set has none.
 local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = ''}
 local LISTED = {leases = true, windows = true, promised = true}
+-- What line.lua keeps.
+local LINE = {tickets = true, lanes = true, line = true, lane = true, ready = true, parked = true, due = true, calls = true,
+  sessions = true, of = true, young = true, rest = true}
+
+-- No limit and no id is called so; and its value is nil in MessagePack, should somebody read it.
+local MARK, NOTHING = '', '\192'
 
 -- What is known to be absent.
 local GONE = {}
@@ -49,7 +59,8 @@ local CLASSES = {}
 local function class_of(kind)
   local class = setmetatable({kind = kind, numeric = NUMERIC[kind] or false, bare = BARE[kind] or false,
     flat = FLAT[kind] or false, moments = MOMENTS[kind] or false, cleared = false, dirty = false, count = false,
-    front = false, whole = false, packed = false, enlist = false}, Space)
+    front = false, whole = false, packed = false, enlist = false, bereft = false, marks = false, checked = false},
+    Space)
   class.__index = class
   CLASSES[kind] = class
   return class
@@ -64,11 +75,13 @@ function space(kind, name)
   name = name or ''
   local found = named[name]
   if not found then
-    local key = name == '' and TAG .. ':' .. kind or TAG .. ':' .. kind .. '/' .. name
+    local key = TAG .. ':' .. kind
+    if LINE[kind] and records.head.line > 0 then key = key .. '.' .. records.head.line end
+    if name ~= '' then key = key .. '/' .. name end
     found = setmetatable({name = name, key = key, order = key .. ':z', values = {}, scores = {}, touched = {}},
       CLASSES[kind] or class_of(kind))
     named[name] = found
-    if kind == 'leases' and #records.ids > 1 then found:prefetch(records.ids) end
+    if kind == 'leases' then found:know() end
   end
   return found
 end
@@ -94,7 +107,14 @@ function Space:prefetch(members)
   end
 end
 
--- The same for what `scan` found.
+-- The ids that this call is about: several are read in one go, and those that were made for it cannot be there.
+function Space:know()
+  local ids, values = records.ids, self.values
+  if #ids > 1 then self:prefetch(ids) end
+  for _, id in ipairs(records.fresh) do values[id] = GONE end
+end
+
+-- The same as `prefetch` for what `scan` found.
 function Space:prefetch_pairs(found)
   if #found < 3 then return end
   local members = {}
@@ -264,6 +284,12 @@ function Space:len()
   if not self.count then
     local bare, count = self.bare, 0
     if not self.cleared then count = bare and call('ZCARD', self.order) or not bare and call('HLEN', self.key) end
+    if self.kind == 'leases' then
+      -- Neither leases nor the mark: it was never made, or it is gone.
+      self.bereft = count == 0
+      if count > 0 then count = count - 1 end
+      self.stored = count
+    end
     for member in pairs(self.touched) do
       local there, here = false, bare and self.scores[member] or not bare and self.values[member] ~= GONE
       if not self.cleared then
@@ -287,7 +313,8 @@ end
 
 -- A call begins: nothing is known yet.
 function begin_records()
-  records = {seen = 0, wakes = {}, ids = {}, far = 0, life = 0, noticed = false, head = false}
+  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, torn = false, states_there = nil,
+    head = false}
   -- Nearly every decision has to do with these. Making them costs as much as emptying them costs little.
   if states and last_tag == TAG then
     empty(states)
@@ -306,7 +333,7 @@ function drop(kind, name)
   local found = space(kind, name)
   found.values, found.scores, found.touched = {}, {}, {}
   found.front, found.count, found.fetch = false, false, nil
-  found.cleared, found.dirty = true, true
+  found.cleared, found.dirty, found.marks = true, true, false
 end
 
 -- The names of all spaces of a kind that is listed. Not for decisions.
@@ -324,6 +351,14 @@ function names(kind)
   end
   table.sort(found)
   return found
+end
+
+-- Whether the states are there, if they were ever made.
+function states_there()
+  if records.states_there == nil then
+    records.states_there = not find(records.head.ends, FIXED.states, 1, true) or call('HEXISTS', states.key, MARK) == 1
+  end
+  return records.states_there
 end
 
 function amend(changes)
@@ -415,6 +450,9 @@ local function keep_fixed(self, letter, life, set, placed, gone)
     known = nil
   end
   if (set or placed) and not known then
+    -- It ends when the head does, or one of them would be taken for lost.
+    life = life - floor((head.now - head.fresh) / 1000)
+    if self.kind == 'states' then call('HSET', self.key, MARK, NOTHING) end
     call('PEXPIRE', self.key, life)
     if not self.flat then call('PEXPIRE', self.order, life) end
     head.ends = head.ends .. letter
@@ -432,6 +470,10 @@ function Space:write(life)
     else
       set, placed, gone = write_one(self, member, how)
     end
+  end
+  if self.marks then
+    call('HSET', self.key, MARK, NOTHING)
+    set = true
   end
   if life then
     local letter = FIXED[self.kind]

@@ -2,7 +2,7 @@
 
 function makers.window()
   local Window = {kind = 'window', leased = false, confirmable = true}
-  local WORTH_CONFIRMING, STEPS_AFTER_LOSS = 0.25, 50
+  local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING = 0.25, 50, 1e-6
 
   function Window:made(row)
     self.per, self.slack = row[9], row[10]
@@ -21,12 +21,12 @@ function makers.window()
   end
 
   function Window:earliest(now, member, cost, value, start)
-    local state = states:get(member)
+    local state = states:get(member) or recovered(self, now, member, value)
     if not state then return start <= now and start or self:_stops(start, 0) end
     if state[1] ~= 'window' then kind_changed(member, state[1], 'window') end
     local total, first, held, promised = state[2], state[3], state[4], state[6]
     if total + held + cost <= value and start <= now and not promised then return start end
-    if first <= now then total, promised = self:_prune(now, member) end
+    if first <= now then total, promised = self:_prune(now, member, value) end
     if promised or start > now then return self:_among(now, member, cost, value - held, start) end
     total = total + (held + cost - value)
     if total <= 0 then return start end
@@ -37,10 +37,16 @@ function makers.window()
       slots:prefetch_pairs(found)
       for _, pair in ipairs(found) do
         local stops = pair[1]
-        left = left - slots:get(stops)
+        left = left - (slots:get(stops) or 0)
         if left <= 0 then return stops > start and stops or start end
       end
-      if #found < most then break end
+      if #found < most then
+        if left - (held + cost - value) > self.limit * ROUNDING then -- more counts than there is
+          self:_count_anew(now, member, value)
+          return self:earliest(now, member, cost, value, start)
+        end
+        break
+      end
       most = most * 16
     end
     -- What called tickets hold has no end of its own: it is taken or given back within a claim.
@@ -105,7 +111,7 @@ function makers.window()
       elseif state and state[1] == 'window' then
         local stops = self:_stops(at, self.span)
         if confirmed ~= 0 then stops = min(stops, self:_stops(confirmed, self.per)) end
-        self:_move(member, cost, stops, nil)
+        self:_move(now, value, member, cost, stops, nil)
       end
     end
 
@@ -113,7 +119,7 @@ function makers.window()
       local state = states:get(member)
       if not state or at > now then return end
       local was, stops = self:_stops(at, self.span), self:_stops(now, self.per)
-      if stops < was and state[1] == 'window' then self:_move(member, cost, was, stops) end
+      if stops < was and state[1] == 'window' then self:_move(now, value, member, cost, was, stops) end
     end
 
     function Window.until_(member, state)
@@ -121,8 +127,12 @@ function makers.window()
     end
 
     -- Units that stop at `was` stop at `to` instead, or are given back.
-    function Window:_move(member, cost, was, to)
+    function Window:_move(now, value, member, cost, was, to)
       local slots = self:_slots(member)
+      if not self:_is_whole(slots, member) then
+        self:_count_anew(now, member, value)
+        return
+      end
       local units = slots:get(was)
       if not units then return end -- stopped counting, was reset, or was confirmed before
       local moved = cost < units and cost or units
@@ -154,7 +164,7 @@ function makers.window()
     end
 
     function Window:assume_used(now, member, value, lost)
-      if state_of(self, member) then self:_prune(now, member) end
+      if state_of(self, member) then self:_prune(now, member, value) end
       local state = states:get(member)
       local missing = value - (state and state[2] or 0)
       if missing > 0 then
@@ -169,14 +179,42 @@ function makers.window()
     function Window:describe(now, member, value)
       local state = state_of(self, member)
       if not state then return usage_of(self, member, 0, value, 0, 0) end
-      local total = self:_prune(now, member)
+      local total = self:_prune(now, member, value)
       local free_in = self:earliest(now, member, min(1, value), value, now) - now
       return usage_of(self, member, max(0, total + state[4]), value, free_in, total > 0 and state[5] - now or 0)
     end
 
+    -- Whether all that counts is in the slots. The first is where it should be, unless it was given back or they are gone.
+    function Window:_is_whole(slots, member)
+      local state = states:get(member)
+      local first = slots:first() or NEVER
+      if first == state[3] and (first == NEVER or slots:get(first)) then return true end
+      local found, left = slots:scan(), state[2]
+      slots:prefetch_pairs(found)
+      for _, pair in ipairs(found) do
+        local units = slots:get(pair[2])
+        if not units then return false end
+        left = left - units
+      end
+      if left > self.limit * ROUNDING then return false end
+      state[3] = first
+      states:touch(member)
+      return true
+    end
+
+    -- Slots are gone that counted. Returns what counts instead, and whether any of it is promised.
+    function Window:_count_anew(now, member, value)
+      local held = states:get(member)[4]
+      drop('windows', member)
+      states:set(member, {'window', 0, NEVER, held, now, false, 0, 0})
+      local state = used_up(self, now, member, value)
+      return state[2], state[6]
+    end
+
     -- Slots that have stopped counting go. Returns what still counts, and whether any of it is promised.
-    function Window:_prune(now, member)
+    function Window:_prune(now, member, value)
       local slots = self:_slots(member)
+      if not self:_is_whole(slots, member) then return self:_count_anew(now, member, value) end
       local state = states:get(member)
       local total, until_, promised = state[2], state[5], state[6]
       local first = slots:first()
@@ -202,6 +240,10 @@ function makers.window()
     function Window:_among(now, member, cost, value, start)
       if cost > value then return NEVER end
       local slots = self:_slots(member)
+      if not self:_is_whole(slots, member) then
+        self:_count_anew(now, member, value)
+        slots = self:_slots(member)
+      end
       -- A promise lies on the grid, so that its slot tells exactly when it begins; only the present need not.
       local at = start <= now and start or self:_stops(start, 0)
       local hint = slots:get('hint') or {0, NEVER}
