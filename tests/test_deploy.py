@@ -87,7 +87,8 @@ def test_every_series_and_label_that_an_alert_asks_for_is_told_by_a_guard() -> N
 def test_what_the_issue_asked_to_be_alerted_about_is() -> None:
     told = " ".join(rule["expr"] for rule in rules())
     for words in ("headgate_utilisation", "> 0.8", "headgate_key_utilisation_max", "> 0.9", 'class="rate_limited"',
-                  "headgate_store_up", "headgate_store_errors_total", "headgate_overshoot_total"):  # fmt: skip
+                  "headgate_store_up", "headgate_store_errors_total", "headgate_overshoot_total",
+                  "headgate_dead_letters) >= 10"):  # fmt: skip
         assert words in told
 
 

@@ -217,16 +217,31 @@ def test_overshoot_stays_0_through_refusals_lowered_limits_and_settled_costs_and
     assert scraped("headgate_overshoot_total", gate="api", limit="slots") == 1
 
 
+def test_overshoot_between_two_scrapes_is_counted_by_any_look_even_if_it_is_over_at_the_next_scrape(
+    scraped: Scraped,
+) -> None:
+    scraped.acquire("api")
+    scraped.text()
+    leases = scraped.guard.store._gates["api"].leases["slots"]
+    for number in range(5):
+        leases.put(f"smuggled-{number}", (("", 0, (), ()), 0, 0, None), scraped.clock() + 10**9)
+    assert scraped.call("GET", "/v1/gates/api")[0] == 200
+    for number in range(5):
+        leases.delete(f"smuggled-{number}")
+    assert scraped("headgate_leases", gate="api", limit="slots") == 1
+    assert scraped("headgate_overshoot_total", gate="api", limit="slots") == 1
+
+
 def test_nothing_is_listened_to_until_somebody_asks_for_metrics() -> None:
     guard = GuardThread(MemoryStore(), GATES)
     try:
         assert guard.guard.listeners == []
         sinks = len(events._sinks)
         asyncio.run(metrics_of(guard.guard).scrape())
-        assert len(guard.guard.listeners) == 1
+        assert len(guard.guard.listeners) == len(guard.guard.lookers) == 1
         assert len(events._sinks) == sinks + 1
         metrics_of(guard.guard).close()
-        assert guard.guard.listeners == []
+        assert guard.guard.listeners == guard.guard.lookers == []
         assert len(events._sinks) == sinks
     finally:
         guard.stop()
@@ -262,7 +277,9 @@ def test_a_process_without_a_guard_can_tell_its_gates_and_events_too() -> None:
         events.emit(kind, "own", error="it is gone", mode="closed", seconds=1.0)
     end()
     metrics.look(gate.usage())
+    metrics.set("headgate_dead_letters", 10, "chunks")
     samples = parsed(metrics.text())
+    assert samples["headgate_dead_letters", (("queue", "chunks"),)] == 10
     assert samples["headgate_leases", (("gate", "own"), ("limit", "c"))] == 1
     assert samples["headgate_utilisation", (("gate", "own"), ("limit", "w"))] == 0.25
     assert samples["headgate_store_errors_total", (("gate", "own"),)] == 1

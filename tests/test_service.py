@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,25 @@ def client(guard: GuardProcess) -> Iterator[Client]:
 
 
 # --- asking -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_is_told_with_grants_refusals_and_promises(client: Client) -> None:
+    granted = client.acquire("few")
+    assert granted.headers["ratelimit-policy"] == '"few";q=2;w=3600'
+    left = re.fullmatch(r'"few";r=1;t=(\d+)', granted.headers["ratelimit"])
+    assert left is not None
+    assert 3500 < int(left[1]) <= 3660
+    client.until(lambda: client.acquire("few").status == 429)
+    refused = client.acquire("few")
+    assert re.fullmatch(r'"few";r=0;t=\d+', refused.headers["ratelimit"])
+    assert refused.headers["ratelimit-policy"] == granted.headers["ratelimit-policy"]
+    both = client.acquire("orgs", key={"org": "acme"}).headers["ratelimit"]
+    assert re.match(r'"org";r=0.*, "all";r=49', both), both
+    other = client.acquire("orgs", key={"org": "other"}).headers["ratelimit"]
+    assert re.match(r'("org";r=0.*, )?"all";r=4[89]', other), other
+    promised = client.post("/v1/gates/sentinel/reserve", {"cost": {"pu": 200}})
+    assert re.search(r'"pu-minute";r=\d+', promised.headers["ratelimit"])
+    assert "@" not in promised.headers["ratelimit"]
 
 
 def test_a_permit_is_granted_renewed_and_released_by_its_id_alone(client: Client) -> None:

@@ -17,6 +17,24 @@ import pytest
 from guard_client import Client
 from guards import GuardProcess
 
+from headgate import Window
+from headgate.commands import (
+    Admit,
+    Cancel,
+    Command,
+    Configure,
+    Extend,
+    Pause,
+    Peek,
+    Release,
+    Renew,
+    Reset,
+    Settle,
+    Stand,
+)
+from headgate.plan import Policy
+from headgate.stores import http_wire
+
 CONFIG = """\
 store = "sqlite:///gates.db"
 
@@ -97,6 +115,45 @@ def test_without_a_token_of_this_guard_nothing_is_told_or_done(
     answer = Client(guard.port)(method, path, body, headers={} if header is None else {"Authorization": header})
     assert (answer.status, answer.kind) == (401, "unauthorized")
     assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+#: A command of each kind in the store's protocol, and the scope that it needs.
+POLICY = Policy("adobe", [Window(1000, per="1m", name="rpm")])
+PLAN = POLICY.plan()
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "admit": ("acquire", Admit(PLAN)),
+    "stand": ("acquire", Stand(PLAN, "mine", waits=True, session="abc", remembered=True)),
+    "settle": ("acquire", Settle(PLAN, 0, "mine", "ok")),
+    "release": ("acquire", Release(POLICY, "mine", "ok")),
+    "cancel": ("acquire", Cancel(POLICY, "mine")),
+    "extend": ("acquire", Extend(POLICY, "mine", 0)),
+    "renew": ("acquire", Renew("adobe", (), "abc", ("mine",))),
+    "pause of an upstream": ("acquire", Pause("adobe", 1000, "upstream: 429")),
+    "peek": ("observe", Peek(POLICY)),
+    "pause": ("configure", Pause("adobe", 1000, "by hand")),
+    "resume": ("configure", Pause("adobe", 0, "")),
+    "configure": ("configure", Configure("adobe", "rpm", None)),
+    "reset": ("configure", Reset("adobe", None)),
+}
+
+
+def test_there_is_a_scope_for_every_command_of_the_stores_protocol() -> None:
+    assert {type(command) for _, command in COMMANDS.values()} == set(http_wire._WRITERS)
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_each_command_of_the_stores_protocol_needs_its_own_scope(
+    guard: GuardProcess, tokens: dict[str, str], what: str
+) -> None:
+    needs, command = COMMANDS[what]
+    sent = http_wire.encode([command], {})
+    for has, token in tokens.items():
+        answer = Client(guard.port, token).post("/v1/execute", raw=sent)
+        if has not in ("acquire", "all"):
+            assert (answer.status, answer.kind) == (403, "forbidden")  # it is the workers' door
+            continue
+        [reply] = http_wire.decode(answer.raw, 1)[0]
+        assert isinstance(reply, http_wire.NotAllowed) == (needs not in (has, "acquire") and has != "all"), (has, reply)
 
 
 def test_every_route_under_v1_needs_a_token(guard: GuardProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -224,7 +225,40 @@ def test_beyond_the_cap_clients_are_refused_at_once_while_those_inside_are_serve
         client.release(done.result().json["id"])
 
 
+def commits_of(log: Path) -> int:
+    """How many transactions stand in the log of a SQLite file: the last page of each tells how long the file is then."""
+    data = log.read_bytes()
+    frame = 24 + int.from_bytes(data[8:12], "big")
+    frames = (data[at : at + 24] for at in range(32, len(data), frame))
+    return sum(found[4:8] != bytes(4) for found in frames if found[8:16] == data[16:24])
+
+
+def test_those_who_hang_up_together_leave_the_line_together_and_not_in_a_transaction_each(
+    start: Start, tmp_path: Path
+) -> None:
+    guard = start()
+    client = Client(guard.port)
+    client.acquire("slots")
+    connections = [client.begin("/v1/gates/slots/acquire", {"wait": 25}) for _ in range(40)]
+    client.until(lambda: client.waiting("slots") == 40)
+    guard.pause()
+    before = commits_of(tmp_path / "gates.db-wal")
+    for connection in connections:
+        connection.close()
+    guard.go_on()
+    client.until(lambda: client.waiting("slots") == 0)
+    assert 0 < commits_of(tmp_path / "gates.db-wal") - before < 20
+
+
 # --- shutting down ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_a_guard_that_is_told_to_stop_ends_with_0(start: Start, told: signal.Signals) -> None:
+    process = start("memory://").process
+    assert process is not None
+    process.send_signal(told)
+    assert process.wait(20) == 0
 
 
 def test_a_guard_that_is_told_to_stop_sends_waiters_away_who_keep_their_place_by_their_id(

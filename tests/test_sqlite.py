@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
+from waiting import until
 
 from headgate import Bucket, Concurrency, Gate, InvalidInput, StoreUnavailable, Window
 from headgate.commands import Admit, Command, Peek, Renew
@@ -103,13 +104,6 @@ def writing(path: str) -> Iterator[sqlite3.Connection]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         connection.close()
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)
 
 
 # --- the suite of all stores ------------------------------------------------------------------------------------------

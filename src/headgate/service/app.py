@@ -10,6 +10,7 @@ from functools import lru_cache
 from ..errors import HeadgateError
 from ..gate.desk import Desk
 from .caps import Caps
+from .headers import Left
 from .log import log
 from .problems import Problem, problem_of
 from .routes import ROUTES
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate.gates import Gates
+    from ..model import Usage
     from ..settings import Serve
     from .audit import Audit
     from .routes import Route
@@ -58,6 +60,7 @@ class Guard:
         self.audit = audit
         self.any_gate = any_gate
         self.caps = Caps(settings)
+        self.left = Left(self.looked)
         self.closing = False
         #: Whoever is to be told when the guard goes down: each has a `send_away`.
         self.waiting: set[Any] = set()
@@ -66,6 +69,8 @@ class Guard:
         #: Told of every answer: the gate, what became of it (granted, refused, or the outcome of a release), and the
         #: seconds that it waited, and the command that it was.
         self.listeners: list[Callable[[str, str, float, Any], None]] = []
+        #: Told what every look at a gate found, whatever it was for.
+        self.lookers: list[Callable[[Usage], None]] = []
         self._desks: dict[str, Desk] = {}
         self._tree = _planted(ROUTES)
         #: For what other parts keep for as long as the guard runs: `guard.state["metrics"]`.
@@ -90,6 +95,12 @@ class Guard:
             tally[place] += 1
         for listener in self.listeners:
             listener(gate, what, waited, command)
+
+    def looked(self, usage: Usage) -> Usage:
+        """Somebody looked at a gate."""
+        for looker in self.lookers:
+            looker(usage)
+        return usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, isfinite
+from time import monotonic
 
+from ..errors import HeadgateError
 from ..limits import RateLimit
 from ..model import SECOND
 from .problems import Problem
@@ -11,14 +13,18 @@ from .web import JSON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ..errors import Denied
+    from ..gate import AsyncGate
     from ..limits import Limit
-    from ..model import LimitUsage
+    from ..model import LimitUsage, Usage
     from ..plan import Policy
 
     Header = tuple[bytes, bytes]
+
+#: Seconds for which what is left of a gate, as it was looked up, is told again.
+FRESH = 0.1
 
 
 def policy_field(limits: Iterable[Limit]) -> bytes:
@@ -41,10 +47,54 @@ def usage_field(usages: Iterable[LimitUsage]) -> bytes:
     items = []
     for usage in usages:
         item = f'"{usage.name}";r={max(0, int(usage.available))}'
-        if usage.time_left is not None or usage.next_free:
-            item += f";t={max(0, ceil(usage.next_free or usage.time_left or 0.0))}"
+        moment = usage.next_free or usage.time_left
+        if moment is not None and isfinite(moment):
+            item += f";t={max(0, ceil(moment))}"
         items.append(item)
     return ", ".join(items).encode()
+
+
+class Left:
+    """What is left of gates, for `RateLimit` on grants.
+
+    A look costs more than a decision, so there is one for a gate in 100 ms, and the others are told the same. Limits by a
+    key are told to those alone whose key was looked at.
+    """
+
+    __slots__ = ("_looked", "_told")
+
+    def __init__(self, looked: Callable[[Usage], Usage] | None = None) -> None:
+        #: Told of every look.
+        self._looked = looked
+        #: Gate → until when it is told, of which key, the headers for that key, and for others.
+        self._told: dict[str, tuple[float, Mapping[str, str] | None, list[Header], list[Header]]] = {}
+
+    async def headers(
+        self, gate: AsyncGate, key: Mapping[str, str] | None = None, fresh: float = FRESH
+    ) -> list[Header]:
+        """None at all while the store is away."""
+        now = monotonic()
+        until, whose, mine, all_ = self._told.get(gate.name, _NOTHING)
+        if now < until:
+            return mine if whose == key else all_
+        self._told[gate.name] = (now + fresh, None, all_, all_)  # who comes meanwhile need not look as well
+        try:
+            usage = await gate.usage(key or None)
+        except HeadgateError:
+            return []
+        if self._looked is not None:
+            self._looked(usage)
+        rows = [row for row in usage.limits if "@" not in row.name]
+        told = _header(rows), _header([row for row in rows if row.key is None])
+        self._told[gate.name] = (now + fresh, key, *told)
+        return told[0]
+
+
+_NOTHING: tuple[float, None, list[Header], list[Header]] = (0.0, None, [], [])
+
+
+def _header(rows: list[LimitUsage]) -> list[Header]:
+    return [(b"ratelimit", usage_field(rows))] if rows else []
 
 
 _made: dict[str, list[Header]] = {}

@@ -38,6 +38,9 @@ OTHER = "(other)"
 
 CONTENT_TYPE = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
+#: Seconds for which a cost that was settled upwards excuses a rate: looks are one after the other, but not in step with it.
+SETTLED = 60.0
+
 #: Rounding of sums: nothing above this share of a limit is more than it allows.
 DUST = 1e-6
 
@@ -66,15 +69,17 @@ class Metrics:
         self._asked: dict[str, Counter[str]] = {}
         #: (gate, limit) → what was used and allowed at the last look.
         self._before: dict[tuple[str, str], tuple[float, float]] = {}
-        #: Gates of which something turned out to cost more than was asked for: that may exceed a rate.
-        self._settled: set[str] = set()
+        #: When something of a gate last turned out to cost more than was asked for: that may exceed a rate.
+        self._settled: dict[str, float] = {}
         guard.listeners.append(self.heard)
+        guard.lookers.append(self.seen)
         self._end = events.subscribe(self.values)
 
     def close(self) -> None:
         self._end()
         with suppress(ValueError):
             self._guard.listeners.remove(self.heard)
+            self._guard.lookers.remove(self.seen)
 
     def _label(self, gate: str) -> str:
         return gate if gate in self._names else OTHER
@@ -98,7 +103,7 @@ class Metrics:
             if since is not None:
                 values.observe("headgate_hold_seconds", monotonic() - since, label)
         if getattr(command, "actual", None):
-            self._settled.add(gate)
+            self._settled[gate] = monotonic()
 
     def _count_key(self, gate: str, lane: str) -> None:
         asked = self._asked.get(gate)
@@ -123,8 +128,7 @@ class Metrics:
                 continue
             values.set("headgate_store_up", 1.0, desk.name)
             usage = desk.gate._usage_of(snapshot)
-            values.look(usage)
-            self._audit(desk, usage)
+            values.look(guard.looked(usage))
             asked += [(desk, peek) for peek in self._by_key(desk, snapshot)]
         fullest: dict[tuple[str, str], float] = {}
         for (desk, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
@@ -152,21 +156,24 @@ class Metrics:
         self._asked[desk.name] = Counter({lane: count // 2 for lane, count in asked.items() if count > 1})
         return peeks
 
-    def _audit(self, desk: Desk, usage: Usage) -> None:
-        """More in use than before, and more than what was allowed then or is now: that must never be.
+    def seen(self, usage: Usage) -> None:
+        """A gate was looked at. More in use than before, and more than what was allowed then or is now, must never be.
 
         A limit that was lowered, or a cost that turned out to be higher, is no overshoot.
         """
+        gate = usage.gate
+        settled = monotonic() - self._settled.get(gate, -SETTLED) < SETTLED
         for row in usage.limits:
-            place = (desk.name, row.name)
+            if row.key is not None:
+                continue  # a label for each key would be a series for each client
+            place = (gate, row.name)
             before = self._before.get(place)
             self._before[place] = (row.used, row.limit)
             self.values.add("headgate_overshoot_total", *place, amount=0.0)
-            if before is None or (row.kind != "concurrency" and desk.name in self._settled):
+            if before is None or (row.kind != "concurrency" and settled):
                 continue
             if row.used > _allowed(row, *before) * (1 + DUST):
                 self.values.add("headgate_overshoot_total", *place)
-        self._settled.discard(desk.name)
 
 
 def _allowed(row: LimitUsage, used: float, limit: float) -> float:

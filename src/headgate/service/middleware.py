@@ -9,14 +9,13 @@ holds its permit until the last byte of the response, or until the client hangs 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from hashlib import blake2b
 
 from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
 from ..limits import from_spec
 from ..plan import KEY_ALPHABET
-from .headers import policy_field, usage_field, with_limit
+from .headers import FRESH, Left, policy_field, with_limit
 from .problems import problem_of
 from .web import encode
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ..gate import AsyncPermit
     from ..gate.base import Cost, Duration
     from ..limits import Limit
-    from ..model import Usage
     from .web import Receive, Scope, Send
 
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -94,8 +92,9 @@ class GateMiddleware:
     `key` is the name of a header, or a function of the ASGI scope that returns a value (or a mapping of key to value, where
     the gate's limits are by several; or None, to let the request pass without a permit). `cost` is a number, a mapping of
     unit to amount, or a function of the scope. `wait` is how long a request may wait for its turn, in seconds; `exempt` are
-    paths that need no permit. `remaining=True` adds what is left (`RateLimit`) to every answer, for one more look at the
-    store. Slack of the gate's limits is taken as 0: this is where it counts.
+    paths that need no permit. What is left (`RateLimit`) is told with every answer, and is at most 100 ms old;
+    `remaining=True` looks it up for each, for one more look at the store. Slack of the gate's limits is taken as 0: this is
+    where it counts.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class GateMiddleware:
         self._key = from_header(key) if isinstance(key, str) else key
         self._cost, self._priority, self._holder = cost, priority, holder
         self._wait, self._exempt = wait, frozenset(exempt)
-        self._remaining = remaining
+        self._left, self._fresh = Left(), 0.0 if remaining else FRESH
         self._policy = (b"ratelimit-policy", policy_field(self._gate._policy.limits))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +151,7 @@ class GateMiddleware:
         except BaseException:
             call.close()
             raise
-        look = self._gate.usage(self._mapped(key)) if self._remaining else None
+        look = self._left.headers(self._gate, self._mapped(key), self._fresh)
         await call.run(self._app, scope, permit, [self._policy], look)
 
     def _mapped(self, key: Any) -> Mapping[str, str] | None:
@@ -254,13 +253,11 @@ class _Call:
         scope: Scope,
         permit: AsyncPermit,
         headers: list[tuple[bytes, bytes]],
-        look: Awaitable[Usage] | None,
+        look: Awaitable[list[tuple[bytes, bytes]]],
     ) -> None:
         self._permit, self._headers = permit, headers
         try:
-            if look is not None:
-                with suppress(HeadgateError):
-                    headers.append((b"ratelimit", usage_field((await look).limits)))
+            headers += await look
             await app(scope, self.receive, self.send)
         except BaseException:
             self._outcome = "error"

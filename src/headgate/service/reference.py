@@ -37,8 +37,10 @@ are opaque: they hold their gate, so that they are all it takes to renew and rel
   and for 10 s where a guard went down.
 - **Leases.** A permit of a gate with a concurrency limit has a `lease` (seconds): renew it every third of that, or it
   ends by itself.
-- **Headers.** `RateLimit-Policy` on every answer to an acquire, `RateLimit` with what is left on a refusal and on
-  `GET /v1/gates/{gate}` (draft-ietf-httpapi-ratelimit-headers); `Retry-After` in whole seconds on every 429 and 503.
+- **Headers.** `RateLimit-Policy` and `RateLimit` on every answer to an acquire or a reserve and on `GET /v1/gates/{gate}`
+  (draft-ietf-httpapi-ratelimit-headers): `"rpm";r=12;t=3` is what is left of a limit, and in how many seconds there is
+  more. On a grant it is at most 100 ms old, and has limits by a key where it was looked up for that key: there is one look
+  at a gate in 100 ms. `Retry-After` in whole seconds on every 429 and 503.
 """
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ..commands import Peek
-from ..errors import Denied
+from ..commands import Cancel, Peek
+from ..errors import Denied, StoreUnavailable
 from ..flows import granted
 from ..gate.desk import decide_all
 from ..model import SECOND, Snapshot, Wait
@@ -97,10 +97,11 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
     except Denied as error:
         guard.count(desk.name, "refused", 0.0, stand)
         raise with_limit(problem_of(error), desk.policy, error) from None
+    headers = [*policy_header(desk.policy), *await guard.left.headers(desk.gate, stand.plan.key)]
     if not desk.store.instant and request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted", waited, stand)
-    return 200, policy_header(desk.policy), permit_text(desk, stand, reply, waited).encode()
+    return 200, headers, permit_text(desk, stand, reply, waited).encode()
 
 
 def ahead(stand: Stand, reply: Any) -> float | None:
@@ -152,6 +153,7 @@ class Waiter:
             guard.own[desk.name, stand.id] = self
         if guard.closing:
             self.send_away()
+        left = False
         try:
             both = (self._waiting, gone)
             await asyncio.wait(both, timeout=seconds if lingers else None, return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +161,9 @@ class Waiter:
                 if not gone.done():
                     self._park(loop)
                     raise desk.refusal(stand, reply, loop.time() - begun)
-                self._waiting.cancel()
+                left = desk.leave(stand.id)
+                if not left:
+                    self._waiting.cancel()
                 await asyncio.wait((self._waiting,))
             if self._made_room:
                 raise Problem(409, "conflict", f"another request waits under the id {stand.id!r} now")
@@ -167,8 +171,10 @@ class Waiter:
                 if delay and not (self._sent_away and self.own):
                     await desk.undo(stand.id)
                 raise shutting_down() if self._sent_away else Gone()
-            if self._sent_away and isinstance(self._waiting.exception(), Denied):
-                raise shutting_down()
+            if (left or self._sent_away) and isinstance(self._waiting.exception(), Denied):
+                if not (self._sent_away and self.own):
+                    await self._quit()
+                raise shutting_down() if self._sent_away else Gone
             if gone.done() and self._waiting.exception() is None:
                 await unheard(desk, stand, self.own)  # it was granted at that very moment
             return self._waiting.result(), loop.time() - begun
@@ -177,6 +183,16 @@ class Waiter:
             if not self._parked:
                 self._waiting.cancel()
                 self._leave()
+
+    async def _quit(self) -> None:
+        """Leave the line with all who leave at this moment: a transaction for each would keep the others waiting."""
+        gate, command = self.desk.gate, Cancel(self.desk.policy, self.stand.id)
+        try:
+            await gate._run(command)
+        except BaseException as error:
+            gate._keeper.undo(command)
+            if not isinstance(error, StoreUnavailable):
+                raise
 
     def _park(self, loop: asyncio.AbstractEventLoop) -> None:
         """Its time is over, and it may come again. What is granted meanwhile waits for it, and is then given back."""
@@ -218,7 +234,7 @@ class Waiter:
     def send_away(self) -> None:
         """The guard goes down. Who can come again by its id keeps its place; any other leaves the line."""
         self._sent_away = True
-        if not (self.own and self.desk.leave(self.stand.id)):
+        if not self.desk.leave(self.stand.id):
             self._waiting.cancel()
 
 
@@ -248,12 +264,13 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
     except Denied as error:
         guard.count(desk.name, "refused")
         raise with_limit(problem_of(error), desk.policy, error) from None
+    headers = [*policy_header(desk.policy), *await guard.left.headers(desk.gate, stand.plan.key)]
     if request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted")
     behind = looked.decision if isinstance(looked, Snapshot) else None
     place = place_of(desk, stand, grant, behind.limit if isinstance(behind, Wait) else None)
-    return 200, policy_header(desk.policy), encode(place).encode()
+    return 200, headers, encode(place).encode()
 
 
 def reserved(guard: Guard, desk: Desk, body: dict[str, Any]) -> Stand:

@@ -44,8 +44,12 @@ async def batch(guard: Guard, request: Request) -> Response:
     commands = body["commands"]
     if len(commands) > guard.settings.max_batch:
         raise Problem(413, "body-too-large", f"a batch has at most {guard.settings.max_batch} commands here")
+    before: Any = ()
     for place, entry in enumerate(commands):
-        _check(place, entry)
+        # Many of the same are the rule; with more members than these two, what is equal may still be wrong: true is 1.
+        if entry != before or len(entry) > 2:
+            _check(place, entry)
+            before = entry
     replies = [""] * len(commands)
     sent: list[tuple[Desk, Any]] = []
     places: list[tuple[int, dict[str, Any]]] = []

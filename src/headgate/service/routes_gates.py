@@ -79,14 +79,14 @@ async def list_gates(guard: Guard, request: Request) -> Response:
     found = []
     for name in guard.gates:
         desk = guard.desk(name)
-        found.append(usage_of(desk, await desk.gate.usage()))
+        found.append(usage_of(desk, guard.looked(await desk.gate.usage())))
     return 200, JSON, encode({"gates": found}).encode()
 
 
 async def show_gate(guard: Guard, request: Request) -> Response:
     query = known(request, "key")
     desk = guard.desk(request.params["gate"])
-    usage = await desk.gate.usage(key_of(query.get("key")))
+    usage = guard.looked(await desk.gate.usage(key_of(query.get("key"))))
     overrides = [asdict(override) for override in await desk.gate.overrides()]
     headers = [*policy_header(desk.policy), (b"ratelimit", usage_field(usage.limits))]
     return 200, headers, encode(usage_of(desk, usage) | {"overrides": overrides}).encode()

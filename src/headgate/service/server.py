@@ -1,7 +1,7 @@
 """Runs the guard on uvicorn: where it may listen, how it starts, and how it goes.
 
-uvicorn with httptools because it is the fastest server in Python that is well kept: measured against the others in
-docs/benchmarks.md. This is the one file that knows it.
+uvicorn with httptools because it is the fastest server in Python that is well kept (docs/why.md). This is the one file that
+knows it.
 """
 
 from __future__ import annotations

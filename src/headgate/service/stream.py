@@ -191,7 +191,7 @@ class Sampler:
 
     def _told(self, desk: Desk, snapshot: Snapshot) -> dict[str, Any]:
         policy = desk.policy
-        usage = desk.gate._usage_of(snapshot)
+        usage = self._guard.looked(desk.gate._usage_of(snapshot))
         limits = {limit.name: limit for limit in policy.limits}
         overrides = overrides_of(snapshot)
         listed, holders = self._held(desk)

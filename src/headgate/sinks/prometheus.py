@@ -63,6 +63,11 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "headgate_passed_open_total": ("counter", ("gate",), "Asks that were let pass uncounted while the store was away."),
     "headgate_state_lost_total": ("counter", ("gate",), "Times that the store was found to have lost state."),
     "headgate_leases_lost_total": ("counter", ("gate",), "Leases that ended before their holders let go."),
+    "headgate_dead_letters": (
+        "gauge",
+        ("queue",),
+        "Messages that were given up and lie in the dead letters of a queue. Told by the process that works on it.",
+    ),
     "headgate_guard_waiters": ("gauge", (), "Requests that wait at this guard at this moment."),
     "headgate_guard_streams": ("gauge", (), "Processes behind http:// stores that hear from this guard."),
 }
@@ -102,6 +107,7 @@ class Prometheus:
                 values[labels] = values.get(labels, 0.0) + amount
 
     def set(self, name: str, value: float, *labels: str) -> None:
+        """What it is now. The labels in the order of `METRICS`."""
         with self._lock:
             values = self._values[name]
             if labels in values or len(values) < MOST_SERIES:
