@@ -337,7 +337,7 @@ def _audit(guard: Guard, request: Request, command: Configure | Pause | Reset) -
     tell = guard.audit.tell
     if isinstance(command, Configure):
         name, _, key = command.member.partition("|")
-        action = "clear_limit" if command.value is None else "set_limit"
+        action = "clear limit" if command.value is None else "set limit"
         tell(action, command.gate, request.bearer, client, limit=name, key=key or None, value=command.value)
     elif isinstance(command, Reset):
         tell("reset", command.gate, request.bearer, client, limit=command.limit)
