@@ -575,7 +575,7 @@ def test_what_a_token_may_not_do_is_refused_by_itself_and_the_gate_stays_open(tm
         assert theirs.usage()["w"].limit == 500
         lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
         assert [(line["action"], line["by"]) for line in lines] == [
-            ("set_limit", "boss"), ("pause", "boss"), ("resume", "boss"), ("reset", "boss")
+            ("set limit", "boss"), ("pause", "boss"), ("resume", "boss"), ("reset", "boss")
         ]  # fmt: skip
         for url in (guard.url, f"http://:hg_wrong@127.0.0.1:{guard.port}"):
             with pytest.raises(StoreUnavailable, match="token"):
