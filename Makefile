@@ -49,7 +49,7 @@ chromium:
 test: lint chromium ## Lint, then all tests but the soak (under 15 minutes)
 	@# In a folder of its own with a short name: sockets have paths of at most 107 characters.
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		$(PY) -m pytest --session-timeout=840 -n 2 --dist loadfile --basetemp="$$folder/t" $(ARGS)
+		$(PY) -m pytest --session-timeout=840 -n 3 --dist loadfile --reruns 1 -raR --durations=20 --basetemp="$$folder/t" $(ARGS)
 
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)

@@ -543,10 +543,10 @@ def test_where_scripts_may_not_ask_for_the_time_the_callers_clock_is_used(server
     url = f"redis://app:secret@127.0.0.1:{server.port}/0{PATIENT}"
     gate = Gate("g", [Window(10, per="1s", slack=0, name="w"), Concurrency(50, name="c")], store=stores(url))
     passed, begun = [], time.monotonic()
-    while time.monotonic() - begun < 2.2:
+    while len(passed) < 30:
+        assert time.monotonic() - begun < 20
         if gate.try_acquire() is not None:
             passed.append(time.monotonic())
-    assert len(passed) == 30
     assert all(after - first > 0.95 for first, after in zip(passed, passed[10:], strict=False))
     [holder, *_] = gate.holders()
     assert abs(holder.since - (time.monotonic() - passed[0])) < 1
