@@ -69,14 +69,18 @@ class Left:
         #: Gate → until when it is told, of which key, the headers for that key, and for others.
         self._told: dict[str, tuple[float, Mapping[str, str] | None, list[Header], list[Header]]] = {}
 
+    def known(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header] | None:
+        """What was looked up a moment ago; None where somebody has to look."""
+        until, whose, mine, all_ = self._told.get(gate, _NOTHING)
+        return None if monotonic() >= until else mine if whose == key else all_
+
     async def headers(
         self, gate: AsyncGate, key: Mapping[str, str] | None = None, fresh: float = FRESH
     ) -> list[Header]:
         """None at all while the store is away."""
-        now = monotonic()
-        until, whose, mine, all_ = self._told.get(gate.name, _NOTHING)
-        if now < until:
-            return mine if whose == key else all_
+        if (told := self.known(gate.name, key)) is not None:
+            return told
+        now, all_ = monotonic(), self._told.get(gate.name, _NOTHING)[3]
         self._told[gate.name] = (now + fresh, None, all_, all_)  # who comes meanwhile need not look as well
         try:
             usage = await gate.usage(key or None)
@@ -85,9 +89,9 @@ class Left:
         if self._looked is not None:
             self._looked(usage)
         rows = [row for row in usage.limits if "@" not in row.name]
-        told = _header(rows), _header([row for row in rows if row.key is None])
-        self._told[gate.name] = (now + fresh, key, *told)
-        return told[0]
+        mine, all_ = _header(rows), _header([row for row in rows if row.key is None])
+        self._told[gate.name] = (now + fresh, key, mine, all_)
+        return mine
 
 
 _NOTHING: tuple[float, None, list[Header], list[Header]] = (0.0, None, [], [])

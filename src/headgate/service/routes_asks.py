@@ -97,7 +97,10 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
     except Denied as error:
         guard.count(desk.name, "refused", 0.0, stand)
         raise with_limit(problem_of(error), desk.policy, error) from None
-    headers = [*policy_header(desk.policy), *await guard.left.headers(desk.gate, stand.plan.key)]
+    left = guard.left.known(desk.name, stand.plan.key)
+    if left is None:
+        left = await guard.left.headers(desk.gate, stand.plan.key)
+    headers = policy_header(desk.policy) + left
     if not desk.store.instant and request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted", waited, stand)
@@ -264,7 +267,7 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
     except Denied as error:
         guard.count(desk.name, "refused")
         raise with_limit(problem_of(error), desk.policy, error) from None
-    headers = [*policy_header(desk.policy), *await guard.left.headers(desk.gate, stand.plan.key)]
+    headers = policy_header(desk.policy) + await guard.left.headers(desk.gate, stand.plan.key)
     if request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted")
