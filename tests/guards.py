@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -41,14 +40,14 @@ class GuardThread:
         need_server()
         import uvicorn
 
-        from headgate.service.server import make_guard
+        from headgate.service.server import listening, make_guard
 
         store.url = f"memory://{id(store)}"
         stores._open[store.url] = store
         config = policy.parse(f'store = "{store.url}"\n{gates}')
         self.store = store
         self.guard = make_guard(Gates(config), config.serve, any_gate=more.pop("any_gate", True))
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listening("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         guard = self.guard
