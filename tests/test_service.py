@@ -553,8 +553,6 @@ def test_a_guard_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> N
     assert start(gates + "[serve]\nport = 70000\n").returncode == 78
     assert start(gates + '[serve]\ntokens = "none.toml"\n').returncode == 78
     assert start(f'store = "redis+nothing://x"\n{gates}').returncode == 78
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = start(gates, "--port", str(port))

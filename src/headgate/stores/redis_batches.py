@@ -232,7 +232,8 @@ class Calls:
     def after(self, call: Call, error: Exception) -> float:
         """Seconds until the call should go again. Raises what its callers are to be told when it should not."""
         call.tries += 1
-        call.elsewhere, call.asking = None, False
+        if not (isinstance(error, Refused) and error.kind in ("noscript", "nofunction")):
+            call.elsewhere, call.asking = None, False  # else the script is missing just there
         if isinstance(error, Refused):
             return self._refused(call, error)
         if isinstance(error, Broken) and error.begun:
