@@ -22,8 +22,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 from servers import Cluster, Server, new
 from waiting import until
 from workers import Child, children
@@ -201,6 +203,22 @@ for _ in range(6):
 """
 
 
+def listening(url: str) -> int:
+    """How many processes the servers know to listen for their turns."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    assert place.port is not None
+    ports = {place.port}
+    if "cluster" in place.scheme:
+        with redis.RedisCluster(place.hostname, place.port) as cluster:
+            ports = {node.port for node in cluster.get_primaries()}
+    heard = set()
+    for port in ports:
+        with redis.Redis(place.hostname, port) as server:
+            heard.update(server.pubsub_channels())
+    return len(heard)
+
+
 def test_the_turns_of_a_process_that_was_killed_go_to_others_at_once(url: str) -> None:
     """Nobody takes its calls: the server sees that nobody listens there any more, and does not hold them for a claim."""
     store = RedisStore(url)
@@ -211,13 +229,13 @@ def test_the_turns_of_a_process_that_was_killed_go_to_others_at_once(url: str) -
     waited: list[float] = []
     waiter = threading.Thread(target=lambda: waited.append(gate.acquire().waited))
     waiter.start()
-    until(lambda: gate.usage().waiting == 7)
+    until(lambda: gate.usage().waiting == 7 and listening(url) == 2)
     held.pop().release()
     assert dying.stdout is not None
     assert dying.stdout.readline() == b"granted\n"
     dying.kill()
     dying.communicate()
-    time.sleep(0.2)  # until the server has read that
+    until(lambda: listening(url) == 1)
     released = time.monotonic()
     held.pop().release()
     waiter.join(15)
