@@ -380,9 +380,17 @@ local function send(command, key, arguments)
 end
 
 -- One member. Returns whether its value was set, whether it was placed, and whether anything was taken away.
+--
+-- It is placed before it is set: an order is often empty, and while a slot moves to another master, a command on a key that
+-- is not there cuts the call short. A row without its place would be taken for lost.
 local function write_one(self, member, how)
   local name = self.numeric and spelt(self, member) or member
   local set, placed, gone = false, false, false
+  local score = how > 1 and self.scores[member]
+  if score then
+    call('ZADD', self.order, score, name)
+    placed = true
+  end
   if how ~= 2 then
     local value = self.values[member]
     if value == GONE then
@@ -393,15 +401,9 @@ local function write_one(self, member, how)
       set = true
     end
   end
-  if how > 1 then
-    local score = self.scores[member]
-    if score then
-      call('ZADD', self.order, score, name)
-      placed = true
-    else
-      call('ZREM', self.order, name)
-      gone = true
-    end
+  if how > 1 and not score then
+    call('ZREM', self.order, name)
+    gone = true
   end
   return set, placed, gone
 end
@@ -431,12 +433,12 @@ local function write_many(self)
       end
     end
   end
+  send('ZADD', self.order, place)
+  send('HSET', self.key, set)
   if not self.cleared then
     send('HDEL', self.key, unset)
     send('ZREM', self.order, unplace)
   end
-  send('HSET', self.key, set)
-  send('ZADD', self.order, place)
   return sets > 0, places > 0, #unset + #unplace > 0
 end
 
