@@ -124,7 +124,9 @@ KNOWN = {"refuse": DECIDED, "stall": 3.3 + 1.0}
 
 @pytest.mark.parametrize("looped", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("mode", ["closed", "open", "local:0.5"])
-@pytest.mark.flaky(reruns=3)  # a drop right after the subscription is now and then learned with the heartbeat, after 1 s
+@pytest.mark.flaky(
+    reruns=3
+)  # a drop right after the subscription is now and then learned with the heartbeat, after 1 s
 @pytest.mark.parametrize("fault", ["refuse", "stall"])
 def test_those_in_line_learn_that_the_store_is_away_and_do_what_their_gate_says(
     server: Server, fault: str, mode: str, looped: bool
