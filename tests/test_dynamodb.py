@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytest
 from dynamo_servers import CREDENTIALS, Fault, Proxy, Server, client, free_port, make_table, proxied, started
+from waiting import until
 from workers import Child, children
 
 from headgate import (
@@ -281,7 +284,7 @@ def test_the_policy_of_the_how_to_allows_what_is_asked_for_and_nothing_else(
         permit.renew()
         assert two.try_acquire(key=acme) is None
         with pytest.raises(Denied):
-            two.acquire(key=acme, timeout=0.1)
+            two.acquire(key=acme, timeout=1.5)  # for so long that it says that it lives
         assert len(two.holders()) == 1
         two.explain(key=acme)
     two.set_limit("c", 2, key=acme)
@@ -303,7 +306,7 @@ def test_the_policy_of_the_how_to_allows_what_is_asked_for_and_nothing_else(
         if operation == "TransactWriteItems":
             assert all(list(action) == ["Put"] for action in body["TransactItems"]), "which PutItem allows"
             body = body["TransactItems"][0]["Put"]
-        if operation in ("PutItem", "TransactWriteItems"):
+        if operation in ("PutItem", "UpdateItem", "TransactWriteItems"):
             assert body["ConditionExpression"], "no write without a condition"
         else:
             read = body if operation == "GetItem" else body["RequestItems"][table]
@@ -398,6 +401,26 @@ def test_a_cancelled_task_leaves_nothing_behind(still: DynamoStore) -> None:
         assert (await gate.try_acquire()) is not None
 
     asyncio.run(main())
+
+
+def test_what_was_read_of_a_gate_goes_without_the_garbage_collector(opened: Callable[..., DynamoStore]) -> None:
+    """Else that is called for often, and takes a tenth of a second each time: the driver alone has 100,000 objects."""
+    clock = FakeClock()
+    gates = [Gate("g", [Concurrency(50, name="c", lease="1h")], store=opened(clock=clock)) for _ in range(2)]
+
+    def read() -> int:
+        return sum(isinstance(one, dynamodb_records.DynamoRecords) for one in gc.get_objects())
+
+    gc.disable()
+    try:
+        before = read()
+        for _ in range(10):
+            for gate in gates:
+                gate.acquire(renew=False)
+                gate.usage()
+        assert read() - before <= 2 * len(gates)
+    finally:
+        gc.enable()
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -771,7 +794,7 @@ def test_waiters_are_capped_with_an_error_that_names_the_cap_and_nothing_is_char
 def test_leases_are_capped_with_an_error_that_names_the_cap_and_nothing_is_charged(
     still: DynamoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_writer, "MOST_LEASES", 5)
+    monkeypatch.setattr(dynamodb_jobs, "MOST_LEASES", 5)
     gate = Gate("g", [Window(100, per="1h", name="w"), Concurrency(10, lease="1h")], store=still)
     permits = [gate.acquire(renew=False) for _ in range(5)]
     with pytest.raises(Denied, match="at most 5") as told:
@@ -934,6 +957,73 @@ def test_a_fleet_of_100_that_waits_costs_at_most_one_read_per_waiter_and_named_t
     assert proxy.counts["GetItem"] <= 100, dict(proxy.counts)
     assert proxy.counts["PutItem"] <= 100, dict(proxy.counts)
     assert max(granted) - min(granted) < 3.0, "they went when their time had come"
+
+
+@ON_ANY
+@pytest.mark.slow
+def test_processes_with_a_single_waiter_each_cost_at_most_one_read_per_waiter_and_named_time(
+    opened: Callable[..., DynamoStore], proxy: Proxy
+) -> None:
+    """Each says twice or more meanwhile that it lives: a write that reads nothing, and is a look at the line as well."""
+    limits = [Window(20, per=16.0, slack=0.1, name="window")]
+    gate = Gate("shared", limits, store=opened())
+    for _ in range(20):
+        gate.acquire()
+    granted: list[float] = []
+
+    def wait(store: DynamoStore) -> None:
+        Gate("shared", limits, store=store).acquire()
+        granted.append(time.monotonic())
+
+    waiters = [threading.Thread(target=wait, args=(opened(),)) for _ in range(20)]
+    for waiter in waiters:
+        waiter.start()
+    until(lambda: gate.usage().waiting == 20)
+    proxy.counts.clear()
+    begun = time.monotonic()
+    until(lambda: granted, 30)
+    meanwhile = proxy.counts.copy()
+    for waiter in waiters:
+        waiter.join(20)
+    sys.stdout.write(f"\n{granted[0] - begun:.1f} s: {dict(meanwhile)} meanwhile, {dict(proxy.counts)} in all\n")
+    assert len(granted) == 20
+    assert granted[0] - begun > 8, "they had to wait"
+    assert meanwhile["GetItem"] <= 20, meanwhile
+    assert max(granted) - granted[0] < 3.0, "they went when their time had come"
+
+
+@pytest.mark.parametrize(
+    "fault", [None, Fault(lose_reply=True), Fault("AccessDeniedException"), Fault("TransactionConflictException")]
+)
+def test_a_process_that_says_that_it_lives_keeps_its_place_whoever_writes_next(
+    opened: Callable[..., DynamoStore], proxy: Proxy, fault: Fault | None
+) -> None:
+    """It says so with one write; where that is lost or refused, with a read and a write as all else."""
+    from headgate.commands import Renew, Stand
+
+    clock = FakeClock()
+    waiting, other = opened(clock=clock), opened(clock=clock)
+    gate = Gate("g", [Concurrency(1, name="c", lease="1h")], store=other)
+    held = gate.acquire(renew=False)
+    plan = gate._policy.plan(1, None, None)
+    waiting.decide(Stand(plan, "ticket", None, plan.lease, waits=True, session=waiting.session))
+    if fault is not None:
+        proxy.fault = sometimes(fault, "UpdateItem")
+    beat = Renew("g", (), waiting.session, ("ticket",))
+    for _ in range(3):
+        clock.advance(6)
+        proxy.counts.clear()
+        pulse = waiting.decide(beat)
+        assert (pulse.called, pulse.unknown) == ((), ())
+        if fault is None:
+            assert proxy.counts["GetItem"] == 0, "it is the answer to the write that tells"
+        gate.resume()
+        assert gate.usage().waiting == 1
+    held.release()
+    assert waiting.decide(beat).called == ("ticket",), "it looks at the line as well"
+    clock.advance(11)
+    gate.resume()
+    assert gate.usage().waiting == 0, "it was not heard of again"
 
 
 @ON_ANY

@@ -7,9 +7,11 @@ import time
 from random import SystemRandom
 
 from ..commands import Admit, Renew
-from ..errors import HeadgateError, StoreFormatError, StoreUnavailable
-from ..model import Refusal, Wait
+from ..errors import Denied, HeadgateError, StoreFormatError, StoreUnavailable
+from ..limits import prune
+from ..model import SECOND, Refusal, Wait
 from ..records import busy
+from .dynamodb_beats import beats_of
 from .dynamodb_records import read_item
 from .dynamodb_table import RECENT
 
@@ -27,6 +29,9 @@ CHANCE = SystemRandom()
 
 #: Seconds for which a batch is tried again while others write, and while the table is throttled.
 CONTENDED_FOR, THROTTLED_FOR = 5.0, 2.0
+
+#: How many leases a limit has at most: an item is bounded.
+MOST_LEASES = 2000
 
 #: Seconds for which the end of a permit is tried in all while others write: work that is done should not fail by it.
 STUBBORN_FOR = 30.0
@@ -90,15 +95,18 @@ class Ask:
 class Kept:
     """A gate as it was read or left: the bytes, so that it can be had again, and the records made of them."""
 
-    __slots__ = ("name", "recent", "records", "state", "token", "values")
+    __slots__ = ("beats", "name", "recent", "records", "state", "token", "values")
 
     def __init__(self, name: str, item: Item | None) -> None:
         self.name = name
         self.token: str | None = None
         self.state: bytes | None = None
         self.recent: dict[str, int] = {}
+        #: Processes that were heard of since the state was written.
+        self.beats: dict[str, int] = {}
         if item is not None:
             self.token, self.state = read_item(item, name)
+            self.beats = beats_of(item)
             for entry in str(item.get(RECENT, {}).get("S", "")).split():
                 session, _, number = entry.partition("=")
                 self.recent[session] = int(number)
@@ -183,3 +191,21 @@ def values_of(command: Command) -> set[str]:
     """The values of keys that a command names: they are read before it runs."""
     plans = [row[0] for row in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
     return {step[1].partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step[7]}
+
+
+def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | None:
+    """An item is bounded, so the leases in it are: an ask for one more is denied before it is charged for anything."""
+    if not command.lease:
+        return None
+    for step in command.plan.current(records) if busy(records)[2] else command.plan.steps:
+        if not step[0].leased or len(leases := records.leases[step[1]]) < MOST_LEASES:
+            continue
+        prune(leases, now)
+        if MOST_LEASES <= len(leases) < step[3] and leases.get(command.id) is None:
+            return Denied(
+                f"no room for one more lease: on DynamoDB a limit has at most {MOST_LEASES:,}, since an item is bounded",
+                gate=records.gate,
+                limit=step[4],
+                retry_after=max(0, leases.first()[0] - now) / SECOND,
+            )
+    return None

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from .dynamodb import DynamoStore
     from .dynamodb_records import DynamoRecords
 
-#: Seconds. Who keeps the timer goes first, and the others spread out behind it.
-AFTER, JITTER = 0.02, 0.1
+#: Seconds. Who keeps the timer goes first, and the others spread out behind it, the further the more processes they are:
+#: those who come together write together, and one of them is first.
+AFTER, JITTER, JITTER_EACH = 0.02, 0.1, 0.02
 #: No two looks at a gate are closer than the first, and where no time is certain no further apart than the second, which
 #: must be shorter than a claim.
 CLOSEST, FURTHEST = 0.1, 3.0
@@ -67,7 +68,8 @@ class Looks:
                 self._due.pop(gate, None)
                 return
             now = time.monotonic()
-            at = max(now + delay, self._last.get(gate, 0.0) + CLOSEST) + AFTER + CHANCE.random() * JITTER
+            jitter = CHANCE.random() * min(JITTER + JITTER_EACH * len(records.space("sessions")), FURTHEST)
+            at = max(now + delay, self._last.get(gate, 0.0) + CLOSEST) + AFTER + jitter
             self._due[gate] = at
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="headgate-looks", daemon=True)

@@ -65,13 +65,29 @@ def _columns(rows: list[list[Any]]) -> list[Any] | None:
     bare = [at for at, (_, _, score) in enumerate(rows) if score is None]
     columns: list[Any] = []
     for column in zip(*(value for _, value, _ in rows), strict=True):
-        if any(entry.__class__ is not int for entry in column):
+        if all(isinstance(entry, list | tuple) for entry in column):
+            columns.append({"k": _once(column)})
+        elif any(entry.__class__ is not int for entry in column):
             columns.append(list(column))
         elif max(column) < A_TIME or bare:
             columns.append({"d": _apart(column)})
         else:
             columns.append({"t": [entry - score for entry, score in zip(column, scores, strict=True)]})
     return [[member for member, _, _ in rows], _apart(scores), bare, columns]
+
+
+def _once(column: Sequence[Any]) -> list[Any]:
+    """Entries that are equal stand there once: what is asked for is the same for thousands. And where each belongs."""
+    entries: list[Any] = []
+    by_text: dict[str, int] = {}
+    by_id: dict[int, int] = {}
+    for entry in column:
+        if id(entry) not in by_id:
+            place = by_text.setdefault(json.dumps(entry), len(entries))
+            if place == len(entries):
+                entries.append(entry)
+            by_id[id(entry)] = place
+    return [entries, [by_id[id(entry)] for entry in column]]
 
 
 def _apart(numbers: Sequence[int]) -> list[int]:
@@ -93,6 +109,9 @@ def unpack(packed: Any, space: DictSpace) -> DictSpace:
         for column in columns:
             if column.__class__ is list:
                 full.append(column)
+            elif "k" in column:  # one object for all of them: the garbage collector has so much less to look through
+                entries, places = column["k"]
+                full.append([entries[place] for place in places])
             elif "d" in column:
                 full.append(list(accumulate(column["d"])))
             else:

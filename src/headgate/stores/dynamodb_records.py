@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from weakref import proxy
 
 from ..commands.base import SPACES
 from ..errors import StoreFormatError
@@ -172,8 +173,11 @@ class DynamoRecords:
         self.head: Head = FRESH
         self.seen = 0
         self.wakes: list[Wake] = []
-        self.states = States(self)
-        self.kinds = Kinds(lambda kind: Spaces(self, kind))
+        # Nothing in here holds on to the whole: what was read and is done with goes at once. Left to the garbage collector
+        # it has that look through all of the driver's objects again and again, for a tenth of a second each time.
+        itself = proxy(self)
+        self.states = States(itself)
+        self.kinds = Kinds(lambda kind: Spaces(itself, kind))
         self.windows, self.promised, self.leases = (self.kinds[kind] for kind in SPACES)
         self.values: dict[str, ValueState] = {}
         #: value → [sequence number when it was written, whether it has an item of its own, its state]

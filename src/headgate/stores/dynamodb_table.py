@@ -302,6 +302,21 @@ class Table:
         rest = [{"Put": {"TableName": self.name, "Item": other}} for other in others]
         self.call("transact_write_items", TransactItems=[{"Put": put}, *rest])
 
+    def beat(self, name: str, attribute: str, until: int, token: str) -> Item:
+        """Put a number beside the state of an item that is there. Returns the item as it is then, which costs no read."""
+        answer = self.call(
+            "update_item",
+            TableName=self.name,
+            Key={self.key: {"S": name}},
+            UpdateExpression="SET #h = :h, #w = :w",
+            ConditionExpression="attribute_exists(#w)",
+            ExpressionAttributeNames={"#h": attribute, "#w": TOKEN},
+            ExpressionAttributeValues={":h": {"N": str(until)}, ":w": {"S": token}},
+            ReturnValues="ALL_NEW",
+        )
+        item: Item = answer["Attributes"]
+        return item
+
     # --- the table itself ---------------------------------------------------------------------------------------
 
     def patient(self) -> Table:
@@ -340,4 +355,4 @@ class Table:
         self.call("update_time_to_live", TableName=self.name, TimeToLiveSpecification=spec)
 
 
-COUNTED = {"get_item", "batch_get_item", "put_item", "transact_write_items"}
+COUNTED = {"get_item", "batch_get_item", "put_item", "update_item", "transact_write_items"}

@@ -14,10 +14,9 @@ from itertools import count
 
 from ..commands import Admit, Cancel, Configure, Release, Reset, Settle
 from ..errors import Denied, HeadgateError, StoreUnavailable
-from ..limits import prune
 from ..model import SECOND, Wait
-from ..records import busy
-from .dynamodb_jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, values_of
+from .dynamodb_beats import beat, is_all, is_beat, take_over
+from .dynamodb_jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
 from .dynamodb_pack import loads
 from .dynamodb_records import VERSION, Missing, gate_records, item_name, read_item
 from .dynamodb_table import Conflict, Throttled, Unreachable, Unsure
@@ -39,7 +38,7 @@ WRITERS = 32
 
 #: DynamoDB takes items of up to 400 KB. Asks leave room below that for what ends and renews.
 LARGEST, LARGEST_FOR_ASKS = 395_000, 360_000
-MOST_WAITERS, MOST_LEASES = 1000, 2000
+MOST_WAITERS = 1000
 
 #: How many values of a gate's keys a process keeps in mind.
 KEPT = 512
@@ -66,6 +65,8 @@ class GateWriter:
         self._numbers = count(1)
         #: How often in a row the item was found as this process had left it.
         self._alone = 0
+        #: Whether this process may say that it lives without reading; not where UpdateItem is forbidden.
+        self._beats = True
         #: The highest sequence number that this process was told, and when the item may have gone by itself.
         self.seen = 0
         self._gone_by: int | None = None
@@ -153,9 +154,15 @@ class GateWriter:
         waits = Waits(self._table)
         unsure: dict[int, Outcome] = {}
         read = not writes or self._alone < 2
+        beats = self._beats and len(batch) == 1 and is_beat(batch[0].command, self._store.session)
         while True:
             number = 0  # of the write that is under way: what fails before it says nothing about an earlier one
             try:
+                if beats:
+                    beats = False
+                    if self._beat(batch):
+                        return
+                    read = self._kept is None
                 fresh = read or self._kept is None
                 kept = self._read() if fresh else self._kept
                 assert kept is not None
@@ -198,11 +205,28 @@ class GateWriter:
 
     def _read(self) -> Kept:
         kept = Kept(self._name, self._table.get(self._name))
-        if kept.recent and next(reversed(kept.recent)) == self._store.session:
+        if kept.token is not None and kept.token.startswith(f"{self._store.session}."):
             self._alone += 1
         else:
             self._alone = 0
         return kept
+
+    def _beat(self, batch: list[Ask]) -> bool:
+        """Say that this process lives, and look. False: there is more to do, with what is kept where something is."""
+        session, now = self._store.session, self._store.rough_time()
+        try:
+            item = beat(self._table, self._name, session, next(self._numbers), now)
+        except Unreachable:
+            raise
+        except StoreUnavailable:  # refused, and the store is there: it is said with a read and a write, as all else
+            self._beats, self._kept = False, None
+            return False
+        self._kept = kept = Kept(self._name, item)
+        records = kept.records = self._records(kept)
+        if not is_all(records, now, session) or (outcome := self._apply(kept, batch, writes=False)) is None:
+            return False
+        self._finish(outcome)
+        return True
 
     def _landed(self, kept: Kept, unsure: dict[int, Outcome]) -> Outcome | None:
         """The batch whose answer was lost, if it was written after all."""
@@ -216,6 +240,7 @@ class GateWriter:
         if records is not None:
             return records
         records = gate_records(self._gate, kept.state)
+        take_over(records, kept.beats, self._store.rough_time())
         for value, found in kept.values.items():
             if value not in records.inline:
                 records.add(value, found is not None, *(found or (0, {})))
@@ -332,7 +357,7 @@ class GateWriter:
             value: (int(seq), loads(outcome.others[value][0])) if value in outcome.others else found
             for value, found in kept.values.items()
         }
-        if len(after.values) <= KEPT:
+        if len(after.values) <= KEPT and self._alone >= 2:  # else it is read again before it is used
             after.records = outcome.records
         else:
             after.values = {}
@@ -373,21 +398,3 @@ class GateWriter:
         if sessions.get(self._store.session) == 0:
             self.heard_until = next((until for until, name in sessions.scan() if name == self._store.session), 0)
         self._store.looks.notice(self._gate, records)
-
-
-def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | None:
-    """An item is bounded, so the leases in it are: an ask for one more is denied before it is charged for anything."""
-    if not command.lease:
-        return None
-    for step in command.plan.current(records) if busy(records)[2] else command.plan.steps:
-        if not step[0].leased or len(leases := records.leases[step[1]]) < MOST_LEASES:
-            continue
-        prune(leases, now)
-        if MOST_LEASES <= len(leases) < step[3] and leases.get(command.id) is None:
-            return Denied(
-                f"no room for one more lease: on DynamoDB a limit has at most {MOST_LEASES:,}, since an item is bounded",
-                gate=records.gate,
-                limit=step[4],
-                retry_after=max(0, leases.first()[0] - now) / SECOND,
-            )
-    return None
