@@ -348,6 +348,10 @@ class Proxy:
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 side.settimeout(None)
             with self._lock:
+                if listener.fileno() < 0:  # `refuse` came while this one was made, and would have missed it
+                    _reset(inner)
+                    _reset(outer)
+                    return
                 self._open += [inner, outer]
             for source, sink, direction in ((inner, outer, "request"), (outer, inner, "reply")):
                 threading.Thread(target=self._pump, args=(source, sink, direction), daemon=True).start()

@@ -124,9 +124,6 @@ KNOWN = {"refuse": DECIDED, "stall": 3.3 + 1.0}
 
 @pytest.mark.parametrize("looped", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("mode", ["closed", "open", "local:0.5"])
-@pytest.mark.flaky(
-    reruns=3
-)  # a drop right after the subscription is now and then learned with the heartbeat, after 1 s
 @pytest.mark.parametrize("fault", ["refuse", "stall"])
 def test_those_in_line_learn_that_the_store_is_away_and_do_what_their_gate_says(
     server: Server, fault: str, mode: str, looped: bool
@@ -185,6 +182,25 @@ def test_those_in_line_learn_that_the_store_is_away_and_do_what_their_gate_says(
     for permit in held:
         permit.release()
     other.close()
+
+
+def test_who_begins_to_wait_when_nothing_can_be_heard_any_more_looks_as_the_others_did(server: Server) -> None:
+    """Its answer was there just before the connections went: without that it learns of it with its heartbeat alone."""
+    first: list[Any] = []
+    late: list[Any] = []
+    with Proxy(server.address) as proxy:
+        store = RedisStore(proxy.url)
+        store.listen("first", first.append)
+        until(lambda: first == [0])  # it is heard from here on
+        proxy.refuse()
+        until(lambda: len(first) == 2)
+        store.listen("late", late.append)
+        assert late == [0]
+        proxy.accept_again()
+        until(lambda: len(late) == 2)
+        store.listen("later", late.append)
+        assert len(late) == 2, "who comes when it is heard again has nothing to look for"
+        store.close()
 
 
 def test_a_holder_that_is_cut_off_for_longer_than_its_lease_is_told_and_frees_nobody_elses_slot(

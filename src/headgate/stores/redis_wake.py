@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from random import randrange
 from time import monotonic
 
 from ..model import Wake
-from .base import Listeners
 from .redis_errors import Broken, Refused, Silent
 from .redis_script import channel
 from .redis_wire import wakes
+from .remote import EarlyListeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .base import Listener
     from .redis_client import Address, Endpoint, Link
 
 #: Seconds without anybody waiting after which the thread ends and the connection is closed.
@@ -36,46 +34,6 @@ RETRY, RETRY_MOST = 0.05, 1.0
 
 #: Waiters look within so many microseconds of a drop, each at a moment of its own: a fleet of them was dropped together.
 SPREAD = 50_000
-
-#: Wakes for tickets that nobody listens for yet, as many as are remembered: the reply that makes one wait is on its way.
-EARLY = 4096
-
-
-class EarlyListeners(Listeners):
-    """Listeners that may come after what they listen for."""
-
-    __slots__ = ("_early",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._early: dict[str, int | None] = {}
-
-    def add(self, ticket: str, listener: Listener) -> None:
-        super().add(ticket, listener)
-        if self._early and ticket in self._early:
-            listener(self._early.pop(ticket))
-
-    def tell(self, wake: Wake) -> bool:
-        if super().tell(wake):
-            return True
-        early = self._early
-        early[wake.ticket] = wake.delay
-        if wake.ticket in self._by_ticket:  # it came at this very moment
-            early.pop(wake.ticket, None)
-            return super().tell(wake)
-        while len(early) > EARLY:
-            with suppress(StopIteration, KeyError, RuntimeError):
-                del early[next(iter(early))]
-        return False
-
-    def look_again(self, within: int = 0) -> None:
-        """Something may have been missed: have every waiter look, at some moment within so many microseconds."""
-        for listener in list(self._by_ticket.values()):
-            listener(randrange(within + 1))
-
-    def clear(self) -> None:
-        super().clear()
-        self._early.clear()
 
 
 class Subscriber:
@@ -92,8 +50,6 @@ class Subscriber:
         self._link: Link | None = None
         self._ending = threading.Event()
         self._tried = threading.Event()
-        #: Nothing can be heard, and those who wait have been told so.
-        self._away = False
         #: Channel → process: this one, and those that it answers for.
         self._channels = {channel(session).encode(): session}
 
@@ -128,7 +84,7 @@ class Subscriber:
 
     def _run(self, ending: threading.Event) -> None:
         pause = RETRY
-        self._away = False
+        self.listeners.deaf = False
         while not ending.is_set():
             for address in self._where():
                 begun = monotonic()
@@ -137,8 +93,8 @@ class Subscriber:
                     return
                 except (Refused, Broken, Silent) as error:
                     self._tried.set()
-                    if not self._away and not ending.is_set():
-                        self._away = True
+                    if not self.listeners.deaf and not ending.is_set():
+                        self.listeners.deaf = True
                         self.listeners.look_again(SPREAD)
                     if isinstance(error, Broken) and error.begun:
                         if monotonic() - begun > RETRY_MOST:  # not where it is let in and thrown out
@@ -154,7 +110,7 @@ class Subscriber:
             self._link = link
             link.call("SUBSCRIBE", *list(self._channels))
             self._tried.set()
-            self._away = False
+            self.listeners.deaf = False
             self.listeners.look_again()
             self._pass_on(link, ending)
         finally:

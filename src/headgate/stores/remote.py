@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
+from random import randrange
 from time import sleep
 
 from ..commands import Admit, Settle
@@ -331,16 +332,21 @@ class AsyncLane:
 class EarlyListeners(Listeners):
     """Listeners that may come after what they listen for."""
 
-    __slots__ = ("_early",)
+    __slots__ = ("_early", "deaf")
 
     def __init__(self) -> None:
         super().__init__()
         self._early: dict[str, int | None] = {}
+        #: Nothing can be heard now, and those who wait have been told so. Whoever comes meanwhile looks as well: the
+        #: store may have gone between the answer that made it wait and this moment, and nobody else would say so.
+        self.deaf = False
 
     def add(self, ticket: str, listener: Listener) -> None:
         super().add(ticket, listener)
         if self._early and ticket in self._early:
             listener(self._early.pop(ticket))
+        elif self.deaf:
+            listener(0)
 
     def tell(self, wake: Wake) -> bool:
         if super().tell(wake):
@@ -355,10 +361,10 @@ class EarlyListeners(Listeners):
                 del early[next(iter(early))]
         return False
 
-    def look_again(self) -> None:
-        """Something may have been missed: have every waiter look once."""
+    def look_again(self, within: int = 0) -> None:
+        """Something may have been missed: have every waiter look, at some moment within so many microseconds."""
         for listener in list(self._by_ticket.values()):
-            listener(0)
+            listener(randrange(within + 1))
 
     def clear(self) -> None:
         super().clear()
