@@ -46,8 +46,8 @@ MUTANTS = [
     Mutant(
         "window-confirmed-too-early",
         "limits/window.py",
-        "was, stops = self._stops(at, self.span), self._stops(now, self.per)",
-        "was, stops = self._stops(at, self.span), self._stops(at, self.per)",
+        "-(-(now + self.per) // grid) * grid",
+        "-(-(at + self.per) // grid) * grid",
         "what is confirmed counts until `per` after that",
     ),
     Mutant(
@@ -186,15 +186,37 @@ MUTANTS = [
     Mutant(
         "line-not-served-for-a-new-lane",
         "line.py",
-        "if woke or not (known and behind) or now >= meta.timer_at:",
-        "if woke or not known or now >= meta.timer_at:",
+        "if woke or not (known and behind) or now >= timer_at:",
+        "if woke or not known or now >= timer_at:",
         "the first of a lane is looked at when it comes",
+    ),
+    Mutant(
+        "line-lets-the-asker-take-out-of-turn",
+        "line.py",
+        "if asker is not None and ticket.id == own:",
+        "if asker is not None and taken is None:",
+        "whoever asks takes only what its own ticket was called for",
+    ),
+    Mutant(
+        "line-charges-no-asker",
+        "commands/admit.py",
+        "        return self._grant(records, now, steps, now)\n\n    def _grant",
+        "        return (now, 0, records.head[0], False)\n\n    def _grant",
+        "whoever is called while it asks is charged",
+    ),
+    Mutant(
+        "line-forgets-no-asker",
+        "line.py",
+        "_advance(records, lane, ticket)\n                    _forget(records, ticket)",
+        "_advance(records, lane, ticket)",
+        "whoever takes what it asked for has no ticket any more",
     ),
 ]
 
 #: Bugs in the script that decides on a Redis server: name, file, what is replaced, and by what. Each breaks the same claim.
 SCRIPT = [
-    ("lets-the-last-in-first", "line", "(ticket.id, false, ticket.arrival)", "(ticket.id, false, -ticket.arrival)"),
+    ("lets-the-last-in-first", "line", "queue:put(ticket.id, false, ticket.arrival)",
+     "queue:put(ticket.id, false, -ticket.arrival)"),
     ("overtakes-who-is-parked", "line", "_ahead(steps, _order(lane, space('lanes'):get(lane)[1]))", "nil"),
     ("forgets-who-is-parked-behind", "line", "due:put(row[2], 1, 0)", "due:put(row[2], 1, NEVER)"),
     ("wakes-no-sleeping-ticket", "line", "if ticket.hidden == ASLEEP then", "if ticket.hidden == 9 then"),
@@ -206,7 +228,8 @@ SCRIPT = [
     ("keeps-no-meta", "line", "if meta_changed then\n", "if false then\n"),
     ("takes-back-no-call-at-a-reset", "changes", "if head.tickets > 0 then line_module().take_back(now) end", ""),
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
-    ("remembers-no-id", "commands", "if known[3] + REMEMBER > now then return again(now, plan, known) end", ""),
+    ("remembers-no-id", "commands", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
+    ("charges-no-asker", "line", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(f"script-{name}", f"stores/lua/{file}.lua", was, becomes, "the script decides as the core does")
@@ -232,16 +255,22 @@ TESTS = [
 AGREEMENT = ["tests/test_redis_agreement.py"]
 
 
+def misses(mutant: Mutant) -> str | None:
+    """Why it cannot be planted, if it cannot."""
+    times = (PACKAGE / mutant.file).read_text(encoding="utf-8").count(mutant.was)
+    if times == 1 or not mutant.was:
+        return None
+    return f"{mutant.name}: {mutant.file} has {times} times what is to be replaced; mend MUTANTS"
+
+
 def planted(mutant: Mutant, into: Path) -> None:
     shutil.copytree(PACKAGE, into / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
     file = into / "headgate" / mutant.file
     source = file.read_text(encoding="utf-8")
     if not mutant.was:
         return
-    if source.count(mutant.was) != 1:
-        sys.exit(
-            f"{mutant.name}: {mutant.file} has {source.count(mutant.was)} times what is to be replaced; mend MUTANTS"
-        )
+    if (why := misses(mutant)) is not None:
+        sys.exit(why)
     file.write_text(source.replace(mutant.was, mutant.becomes), encoding="utf-8")
 
 

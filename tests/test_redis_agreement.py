@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Bucket, Window
-from headgate.commands import Command, Pause
+from headgate import Bucket, Concurrency, Window
+from headgate.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Stand
 from headgate.model import SECOND
-from headgate.plan import Policy
+from headgate.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis_script import channel, tag
@@ -191,6 +192,54 @@ def test_a_batch_is_as_good_as_its_commands_one_by_one(pair: Callable[[], Pair])
             for size in (64, 1, 200):
                 history.execute([usual_deed(numbers) for _ in range(size)])
                 stores.clock.advance(microseconds=SECOND)
+
+
+CROWDED = {
+    "a bucket": [Bucket(90, per="1s", burst=70, name="b")],
+    "a window": [Window(130, per="2s", name="w")],
+    "a bucket by key and a window": [Bucket(40, per="1s", by="org", name="b"), Window(200, per="3s", name="w")],
+    "a window and leases": [Window(150, per="2s", name="w"), Concurrency(60, lease="3s", name="c")],
+}
+
+
+@pytest.mark.parametrize("limits", CROWDED.values(), ids=list(CROWDED))
+def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
+    pair: Callable[[], Pair], limits: list[Any]
+) -> None:
+    numbers, policy, ids = random.Random(7), Policy("alike", limits), count()
+
+    def plan(cost: float, orgs: str) -> Plan:
+        return policy.plan(cost, {"org": numbers.choice(orgs)} if policy.keys else None)
+
+    def stand(plan: Plan, id: str) -> Stand:
+        return Stand(plan, id, numbers.choice([None, "me"]), plan.lease, remembered=True)
+
+    def crowd(size: int) -> list[Command]:
+        cost, orgs = numbers.choice([1, 1, 0.1, 2]), numbers.choice(["a", "b", "aab"])
+        asks = [stand(plan(cost, orgs), f"id-{next(ids)}") for _ in range(size)]
+        if numbers.random() < 0.5:
+            for ask in asks:
+                ask.fresh, ask.holder = True, None
+            return list(asks)
+        commands: list[Command] = list(asks)
+        for _ in range(
+            numbers.randrange(6)
+        ):  # the same once more, its end, too much, or all taken away, among the others
+            ask, much = numbers.choice(asks), plan(35, "a")
+            ends: list[Command] = [Cancel(policy, ask.id), Release(policy, ask.id, "ok"), Reset("alike")]
+            other = [*ends, stand(ask.plan, ask.id), Admit(much, f"id-{next(ids)}", None, much.lease)]
+            commands.insert(numbers.randrange(size), numbers.choices(other, [2, 2, 1, 2, 4])[0])
+        return commands
+
+    with pair() as stores:
+        for _ in range(60):
+            stores.clock.advance(microseconds=numbers.choice([0, 1000, SECOND // 3, 2 * SECOND]))
+            commands = crowd(numbers.choice([2, 7, 40, 120]))
+            stores.execute(commands)
+            again = [command for command in commands if isinstance(command, Stand)]
+            for ask in again:
+                ask.fresh = False
+            stores.execute([*again, Peek(policy, leases=True)])
 
 
 def test_another_kind_under_an_old_name_is_the_same_error(pair: Callable[[], Pair]) -> None:

@@ -26,6 +26,7 @@ A tier is where a ticket stands, a rank is the class it was asked with: a ticket
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import lru_cache
 from operator import itemgetter
 
 from .model import NEVER, SECOND, Wake
@@ -35,10 +36,17 @@ from .records import amend, busy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple
+    from typing import Any, NamedTuple, Protocol
 
     from .plan import Plan, Steps
     from .records import Records, Space
+
+    class Asker(Protocol):
+        """Whoever asks, and whose ticket may be the next."""
+
+        id: str
+
+        def take(self, records: Records, now: int, steps: Steps) -> Any: ...
 
     class Ticket(NamedTuple):
         id: str
@@ -80,7 +88,7 @@ _new = tuple.__new__
 
 #: Where a ticket says so, for a heartbeat that looks at thousands.
 CALLED, HIDDEN = 13, 14
-_called, _hidden = itemgetter(CALLED), itemgetter(HIDDEN)
+_hidden = itemgetter(HIDDEN)
 
 #: A process that was not heard of for this long is dead.
 SESSION = 10 * SECOND
@@ -90,6 +98,9 @@ TIER = 2.0**40
 
 #: A step of virtual time that is too short to matter, and long enough to tell before from after.
 INSTANT = 2.0**-40
+
+#: Where something happens by itself at some time.
+CLOCKS = ("calls", "due", "sessions", "young")
 
 #: Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
 ASLEEP, MISSED = 1, 2
@@ -120,8 +131,9 @@ def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
 
 def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: list[str]) -> None:
     """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
-    found = list(map(records.kinds["tickets"][""].get, ids))
-    if all(found) and not any(map(_called, found)) and MISSED not in map(_hidden, found):
+    kinds = records.kinds
+    found = list(map(kinds["tickets"][""].get, ids))
+    if None not in found and kinds["calls"][""].first() is None and MISSED not in map(_hidden, found):
         return  # the usual answer to a heartbeat, for hundreds
     for id, ticket in zip(ids, found, strict=True):
         if ticket is None:
@@ -134,10 +146,10 @@ def _lane_of(ticket: Ticket) -> str:
     return f"{ticket.tier}.{ticket.rank}.{ticket.lane}"
 
 
-def is_behind(records: Records, plan: Plan) -> bool:
+def is_behind(records: Records, plan: Plan, meta: Meta) -> bool:
     """Whether a new ask would stand behind somebody who waits."""
     rank = plan.rank
-    for tier, from_rank in meta_of(records).blocked:
+    for tier, from_rank in meta.blocked:
         if rank >= tier and rank >= from_rank:
             return True
     if records.kinds["lanes"][""].get(f"{rank}.{rank}.{plan.lane}") is not None:
@@ -159,7 +171,7 @@ def _ahead(records: Records, steps: Steps, order: float) -> str | None:
 # --- sessions ---------------------------------------------------------------------------------------------------
 
 
-def hear(records: Records, now: int, session: str, own: str = "") -> bool:
+def hear(records: Records, now: int, session: str, own: Ticket | None = None) -> bool:
     """A process was heard of. Returns whether it had been asleep: then its tickets stand in line again.
 
     A ticket that missed its call comes back only when its waiter itself was heard of (`own`): a process can be well and
@@ -173,8 +185,8 @@ def hear(records: Records, now: int, session: str, own: str = "") -> bool:
             ticket = _ticket(records, id)
             if ticket.hidden == ASLEEP:
                 _enter(records, _marked(ticket, ticket.called, 0))
-    if own and (ticket := _ticket(records, own)).hidden:
-        _enter(records, _marked(ticket, ticket.called, 0))
+    if own is not None and own.hidden and (not asleep or own.hidden != ASLEEP):
+        _enter(records, _marked(own, own.called, 0))
         return True
     return asleep
 
@@ -201,14 +213,13 @@ def stand(
     kinds = records.kinds
     known = kinds["sessions"][""].get(session) is not None
     woke = hear(records, now, session)
-    meta = meta_of(records)
     rank = plan.rank
     place = len(kinds["tickets"][""]) + 1
-    ticket = Ticket(
-        id, session, plan.ref, plan.lane, rank, rank, now, meta.arrivals, place, plan.weight, holder, lease, remembered,
+    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta_of(records)
+    ticket = _new(Ticket, (
+        id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.model.weight, holder, lease, remembered,
         0, 0,
-    )  # fmt: skip
-    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta
+    ))  # fmt: skip
     if rank >= tiers:
         turns = (*turns, *(0.0,) * (rank + 1 - tiers))
         tiers = rank + 1
@@ -218,11 +229,11 @@ def stand(
         kinds["young"][""].put(id, None, now + plan.policy.patience)
     behind = _enter(records, ticket)
     _count(records, place)
-    if woke or not (known and behind) or now >= meta.timer_at:
+    if woke or not (known and behind) or now >= timer_at:
         return True
     # Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
     # may end before anybody looks.
-    return rank > 0 and now + plan.policy.patience < meta.timer_at
+    return rank > 0 and now + plan.policy.patience < timer_at
 
 
 def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
@@ -240,15 +251,20 @@ def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
 
 def remove(records: Records, now: int, ticket: Ticket) -> None:
     """A ticket leaves for good: taken, cancelled, or its process died. What a call holds is given back."""
-    kinds = records.kinds
     if ticket.called:
         _take_off(records, now, ticket)
     elif not ticket.hidden:
         _leave(records, ticket)
         if ticket.lane:
             freed(records, now, recall(records, ticket.ref).steps)
-    tickets = kinds["tickets"][""]
-    tickets.delete(ticket.id)
+    _forget(records, ticket)
+    _count(records, len(records.kinds["tickets"][""]))
+
+
+def _forget(records: Records, ticket: Ticket) -> None:
+    """A ticket that stands in no lane and has no call is no more, and with the last of its process that."""
+    kinds = records.kinds
+    kinds["tickets"][""].delete(ticket.id)
     if ticket.tier:
         kinds["young"][""].delete(ticket.id)
     mine = kinds["of"][ticket.session]
@@ -256,7 +272,6 @@ def remove(records: Records, now: int, ticket: Ticket) -> None:
     if mine.first() is None:
         records.drop("of", ticket.session)
         kinds["sessions"][""].delete(ticket.session)
-    _count(records, len(tickets))
 
 
 def _count(records: Records, tickets: int) -> None:
@@ -366,6 +381,7 @@ def _make_ready(records: Records, lane: str, tag: float) -> None:
     kinds["ready"][_class_of(lane)].put(lane, None, tag)
 
 
+@lru_cache(1024)
 def _class_of(lane: str) -> str:
     return lane[: lane.index(".", lane.index(".") + 1)]
 
@@ -419,8 +435,11 @@ def is_early(records: Records, now: int, plan: Plan) -> bool:
 # --- serving ----------------------------------------------------------------------------------------------------
 
 
-def serve(records: Records, now: int) -> None:
-    """Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer."""
+def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
+    """Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer.
+
+    An `asker` is here: when its ticket is the one to be called, it takes what it asks for instead, and that is returned.
+    """
     kinds = records.kinds
     calls = kinds["calls"][""]
     while (first := calls.first()) is not None and first[0] <= now:
@@ -430,14 +449,18 @@ def serve(records: Records, now: int) -> None:
         for _, id in list(kinds["of"][first[1]].scan()):
             remove(records, now, _ticket(records, id))
         sessions.delete(first[1])
-    young = kinds["young"][""]
-    while (first := young.first()) is not None and first[0] <= now:
-        _promote(records, first[1])
+    if meta_of(records).tiers > 1:
+        young = kinds["young"][""]
+        while (first := young.first()) is not None and first[0] <= now:
+            _promote(records, first[1])
     paused = busy(records)[0]
     if paused > now:
         _keep_timer(records, now, [(paused, "", _any_waiting(records))], (), ("calls", "sessions", "young"))
-        return
-    _call_all(records, now)
+        return None
+    taken = _call_all(records, now, asker)
+    if taken is not None:
+        _count(records, len(kinds["tickets"][""]))
+    return taken
 
 
 def _take_off(records: Records, now: int, ticket: Ticket) -> None:
@@ -475,17 +498,21 @@ def _promote(records: Records, id: str) -> None:
     _enter(records, ticket._replace(tier=0))
 
 
-def _call_all(records: Records, now: int) -> None:
+def _call_all(records: Records, now: int, asker: Asker | None) -> Any:
     kinds = records.kinds
+    own = "" if asker is None else asker.id
+    taken = None
     due = kinds["due"][""]
     blocked: list[tuple[int, int]] = []
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
     tiers = meta_of(records).tiers
     overrides = busy(records)[2]
+    # Mostly no lane is parked, and none will be.
+    parked = due.first() is not None
     for tier in range(tiers):
         while True:
-            if (first := due.first()) is not None and first[0] <= now:
+            if parked:
                 _look_again(records, now, due, looked)
             lane = _next_lane(records, tier, tiers, blocked)
             if lane is None:
@@ -505,10 +532,18 @@ def _call_all(records: Records, now: int) -> None:
                 member = _ahead(records, steps, _order(lane, records.space("lanes").get(lane)[0]))
             at, step = (now + 1, None) if member else blocked_by(records, now, steps)
             if at <= now:
-                _call(records, now, lane, ticket, steps, plan.policy.claim)
+                if asker is not None and ticket.id == own:
+                    taken = asker.take(records, now, steps)
+                    _advance(records, lane, ticket)
+                    _forget(records, ticket)
+                else:
+                    _call(records, now, lane, ticket, plan.policy.claim, steps)
+                if ticket.lane:
+                    freed(records, now, steps)
             elif member or (step is not None and step[7]):
                 member = member or step[1]  # type: ignore[index]
                 _park(records, lane, member, at)
+                parked = True
                 came_from = looked.pop(lane, member)
                 if came_from != member and due.get(came_from) is not None:
                     due.put(came_from, 1, now)  # it made no use of the room there: the next may
@@ -516,12 +551,12 @@ def _call_all(records: Records, now: int) -> None:
                 assert step is not None
                 blocked.append((tier, max(0, step[6])))
                 waits.append((at, step[4], ticket))
-    first = due.first()
-    if first is not None and not waits:
+    if parked and not waits and (first := due.first()) is not None:
         lane = records.space("parked", first[1]).first()[1]  # type: ignore[index]
         head = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
         waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
-    _keep_timer(records, now, waits, tuple(blocked))
+    _keep_timer(records, now, waits, tuple(blocked), CLOCKS if parked or tiers > 1 else ("calls", "sessions"))
+    return taken
 
 
 def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> None:
@@ -539,8 +574,11 @@ def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) 
 
 
 def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> str | None:
-    behind = min([from_rank for _, from_rank in blocked]) if blocked else NEVER
     ready = records.kinds["ready"]
+    if tiers == 1:
+        best = None if blocked else ready["0.0"].first()
+        return None if best is None else best[1]
+    behind = min([from_rank for _, from_rank in blocked]) if blocked else NEVER
     best = None
     for rank in range(tiers) if tier == 0 else (tier,):
         if rank >= behind:
@@ -551,14 +589,12 @@ def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int,
     return None if best is None else best[1]
 
 
-def _call(records: Records, now: int, lane: str, ticket: Ticket, steps: Steps, claim: int) -> None:
+def _call(records: Records, now: int, lane: str, ticket: Ticket, claim: int, steps: Steps) -> None:
     hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
     _advance(records, lane, ticket)
     kinds = records.kinds
     kinds["tickets"][""][ticket.id] = _marked(ticket, now + claim, 0)
     kinds["calls"][""].put(ticket.id, None, now + claim)
-    if ticket.lane:
-        freed(records, now, steps)
     records.wakes.append(Wake(ticket.session, ticket.id))
 
 
@@ -585,11 +621,11 @@ def _keep_timer(
     now: int,
     waits: list[tuple[int, str, Ticket | None]],
     blocked: tuple[tuple[int, int], ...],
-    clocks: tuple[str, ...] = ("calls", "due", "sessions", "young"),
+    clocks: tuple[str, ...],
 ) -> None:
     """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
     kinds = records.kinds
-    meta = meta_of(records)
+    arrivals, tiers, was, was_at, _, turns, _, _ = meta_of(records)
     at = min([at for at, _, _ in waits]) if waits else NEVER
     for kind in clocks:
         first = kinds[kind][""].first()
@@ -601,6 +637,6 @@ def _keep_timer(
         holder = _any_waiting(records, called) or holder
     timer = holder.id if holder else ""
     limit, free_at = (waits[0][1], waits[0][0]) if waits else ("", now)
-    if holder is not None and (timer != meta.timer or at < meta.timer_at):
+    if holder is not None and (timer != was or at < was_at):
         records.wakes.append(Wake(holder.session, holder.id, max(0, at - now)))
-    kinds["line"][""]["meta"] = Meta(meta.arrivals, meta.tiers, timer, at, blocked, meta.turns, limit, free_at)
+    kinds["line"][""]["meta"] = _new(Meta, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))

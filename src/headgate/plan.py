@@ -159,10 +159,6 @@ class Plan:
             return self.lane
         raise AttributeError(name)
 
-    @property
-    def weight(self) -> float:
-        return self.model.weight
-
     def current(self, records: Records) -> Steps:
         """The steps with the values in force: an override for the key, else for the limit, else its own."""
         overrides = records.space("overrides")

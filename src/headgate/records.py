@@ -156,6 +156,10 @@ class DictSpace(dict):  # type: ignore[type-arg]
                 self.chunks = [[(score, member)]]
                 return
             del scores[member]
+        elif not self.fresh and (last := self.chunks[-1]) and last[-1][0] < score and len(last) < _CHUNK:
+            scores[member] = score  # at the end, where most are put: a line, what ends so long from now
+            last.append((score, member))
+            return
         self.fresh[member] = score
 
     def delete(self, member: Member) -> Any:

@@ -7,7 +7,7 @@ from ..errors import IdConflict, KindChanged
 from ..limits import NO_LEASE
 from ..model import NEVER, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
-from ..records import QUIET, busy
+from ..records import busy
 from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
 
 TYPE_CHECKING = False
@@ -92,14 +92,11 @@ class Admit(Command):
     plain = True
 
     def __init__(self, plan: Plan, id: str = "", holder: str | None = None, lease: int = 0) -> None:
+        self.gate = plan.policy.name
         self.plan = plan
         self.id = id
         self.holder = holder
         self.lease = lease
-
-    @property
-    def gate(self) -> str:  # type: ignore[override]
-        return self.plan.policy.name
 
     def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
         if self.plain:
@@ -114,15 +111,18 @@ class Admit(Command):
             elif known[5] != TAKEN_BACK:
                 return self._again(now, known)
         ticket = None
-        if (records.head[2] or QUIET)[3]:
+        heeded = records.head[2]
+        if heeded is not None and heeded[3]:
             ticket = line.find(records, self.id) if self.id else None
             heard = False
             if ticket is not None:
                 if self.waits and ticket.session != self.session:
                     ticket = line.adopt(records, ticket, self.session)
-                heard = line.hear(records, now, ticket.session, self.id)
+                heard = line.hear(records, now, ticket.session, ticket)
             if heard or now >= line.meta_of(records).timer_at:
-                line.serve(records, now)
+                taken: Granted | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
+                if taken is not None:
+                    return taken
                 ticket = line.find(records, self.id) if self.id else None
         if ticket is not None:
             return self._ticket(records, now, ticket)
@@ -135,8 +135,7 @@ class Admit(Command):
         last: Step | None = None
         if paused > now:
             at = paused
-        elif tickets and line.is_behind(records, plan):
-            meta = line.meta_of(records)
+        elif tickets and line.is_behind(records, plan, meta := line.meta_of(records)):
             at = max(now + 1, meta.free_at)
             if not self.waits:
                 return Wait(at, meta.limit or None, tickets + 1, now=now)
@@ -148,10 +147,24 @@ class Admit(Command):
             return self._wait(records, now, at, last)
         remember(records, plan.policy)
         if line.stand(records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered):
-            line.serve(records, now)
+            taken = line.serve(records, now, self)
+            if taken is not None:
+                return taken
         ticket = line.find(records, self.id)
         assert ticket is not None
         return self._ticket(records, now, ticket)
+
+    def _goes_by(self, records: Records, ticket: line.Ticket | None) -> bool:
+        """Whether it asks for what its ticket does, with the limits that the line goes by."""
+        if ticket is None or busy(records)[4]:
+            return False
+        ref = self.plan.ref
+        return ticket.ref is ref or (ticket.ref[0] == ref[0] and same(ticket.ref, ref))
+
+    def take(self, records: Records, now: int, steps: Steps) -> Granted:
+        """Its turn has come while it is here."""
+        self._drop_own_wakes(records)
+        return self._grant(records, now, steps, now)
 
     def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Granted:
         expires = now + self.lease if self.lease else 0
@@ -177,7 +190,7 @@ class Admit(Command):
         return (at, ends if leased else 0, fence, worth)
 
     def _ticket(self, records: Records, now: int, ticket: line.Ticket) -> Granted | Wait | Exception:
-        if not same(ticket.ref, self.plan.ref):
+        if ticket.ref is not self.plan.ref and not same(ticket.ref, self.plan.ref):
             return self._again(now, (ticket.ref, 0, 0, 0, False, False, False))
         if ticket.called:
             # Taking a call: what was held goes, and the charge is stamped now.
@@ -187,18 +200,16 @@ class Admit(Command):
                 line.serve(records, now)
             self._drop_own_wakes(records)
             return grant
-        meta = line.meta_of(records)
-        check_at = None
-        if meta.timer == self.id:
-            check_at = meta.timer_at
+        _, _, timer, timer_at, _, _, limit, free_at = line.meta_of(records)
+        if timer == self.id:
             self._drop_own_wakes(records)
         paused, _, _, tickets, _ = busy(records)
         place = ticket.place
         return Wait(
-            max(now + 1, meta.free_at),
-            meta.limit or None,
+            free_at if free_at > now else now + 1,
+            limit or None,
             place if place < tickets else tickets,
-            check_at,
+            timer_at if timer == self.id else None,
             now,
             "paused" if paused > now else "",
         )
@@ -248,13 +259,15 @@ class Stand(Admit):
         self.fresh = False
 
     def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
-        return self._at_once(now, records) or self._apply(begin(now, records), records)
+        if records.head[2] is None and (grant := self._at_once(now, records)) is not None:
+            return grant
+        return self._apply(begin(now, records), records)
 
     def _at_once(self, now: int, records: Records) -> Granted | None:
         """The grant where nothing but the limits matters, and all of them say now: the same records, sooner."""
-        seq, _, rest = records.head
+        seq = records.head[0]
         plan, id = self.plan, self.id
-        if rest is not None or not seq & REAP_MASK or not plan.plain or seq < records.seen or not self.remembered:
+        if not seq & REAP_MASK or not plan.plain or seq < records.seen or not self.remembered:
             return None
         permits = records.space("permits")
         if not self.fresh and permits.get(id) is not None:

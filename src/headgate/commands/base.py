@@ -108,7 +108,10 @@ def _is_overridden(records: Records, member: str) -> bool:
 
 def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
     """The plan's steps with the values in force, and lost state made up for."""
-    _, _, overrides, _, lost = busy(records)
+    heeded = records.head[2]
+    if heeded is None:
+        return plan.steps
+    _, _, overrides, _, lost = heeded
     steps = plan.current(records) if overrides else plan.steps
     if lost:
         assumed = records.space("assumed")

@@ -65,8 +65,7 @@ class Peek(Command):
                 assert step is not None
                 decision = Wait(at, step[4], tickets + 1, now=now)
                 blocking = step[1]
-            elif tickets and line.is_behind(records, plan):
-                meta = line.meta_of(records)
+            elif tickets and line.is_behind(records, plan, meta := line.meta_of(records)):
                 decision = Wait(max(now + 1, meta.free_at), meta.limit or None, tickets + 1, now=now, reason="line")
         else:
             limits = self._limits(records, now)

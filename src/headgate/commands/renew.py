@@ -57,7 +57,7 @@ class Renew(Command):
         if self.tickets:
             line.look_up(records, self.tickets, called, unknown)
         meta = line.meta_of(records)
-        gone = tuple(id for id, until in expires.items() if not until)
+        gone = tuple([id for id, until in expires.items() if not until]) if expires else ()
         sessions = len(records.space("sessions")) if self.tickets else 0
         return Pulse(now, expires, gone, tuple(called), tuple(unknown), meta.timer, meta.timer_at, sessions)
 

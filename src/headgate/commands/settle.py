@@ -59,6 +59,7 @@ class Settle(Command):
         confirmed: int = 0,
         worth: bool = True,
     ) -> None:
+        self.gate = plan.policy.name
         self.plan = plan
         self.at = at
         self.id = id
@@ -71,10 +72,6 @@ class Settle(Command):
         self.remembered = remembered
         #: What the grant said of a confirmation; when in doubt, True.
         self.worth = worth
-
-    @property
-    def gate(self) -> str:  # type: ignore[override]
-        return self.plan.policy.name
 
     def apply(self, now: int, records: Records) -> Ended:
         plan, outcome = self.plan, self.outcome

@@ -83,6 +83,11 @@ class Window(RateLimit):
         total += held + cost - value
         if total <= 0.0:
             return start
+        # Mostly the next slot to stop makes room enough.
+        first = records.states.get(member)[2]
+        units = records.windows[member].get(first)
+        if units is not None and units >= total:
+            return first if first > start else start
         slots = self._slots(records, member)
         for stops, _ in slots.scan():
             total -= slots.get(stops)

@@ -52,6 +52,14 @@ class Task:
         else:
             self.mail.append(value)
 
+    def look_in(self, delay: int) -> None:
+        """If the task is parked, it is told TIMED_OUT in so many microseconds, unless it is told something before."""
+        if self.parked:
+            self.turn += 1
+            self.engine.push(self, delay)
+        else:
+            self.mail.append(delay)
+
     def kill(self) -> None:
         """End it where it stands. What it would still ask for on its way out is not done: a killed process does nothing."""
         self.turn += 1
@@ -80,39 +88,46 @@ class Engine:
     def start(self, steps: Steps, delay: int = 0) -> Task:
         """A new task whose first step is `delay` microseconds from now."""
         task = Task(self, steps)
-        heappush(self._heap, (self.now + delay, self._number(), task, 0))
+        self.push(task, delay)
         return task
+
+    def push(self, task: Task, delay: int) -> None:
+        """The task's next event, unless its turn comes before."""
+        heappush(self._heap, (self.now + delay, self._number(), task, task.turn))
 
     def run(self, until: int) -> None:
         """Let things happen until somebody sets `stopped`, nothing is left to happen, or the time is over."""
         heap, ready, number = self._heap, self.ready, self._number
+        self.start(self._end(), until - self.now)
         while not self.stopped:
-            value: Any = None
             if ready:
                 task, turn, value = ready.popleft()
                 if task.turn != turn:
                     continue
-            elif heap:
-                time, _, task, turn = heappop(heap)
+            else:
+                now, _, task, turn = heappop(heap)
                 if task.turn != turn:
                     continue
-                if time > until:
-                    break
-                self.now = time
+                self.now = now
+                value = None
                 if task.parked:
                     task.parked = False
                     value = TIMED_OUT
-            else:
-                break
             try:
                 delay = task.send(value)
-                while (delay is None or delay < 0) and task.mail:
+                while task.mail and (delay is None or delay < 0):
                     delay = task.send(task.mail.popleft())
             except StopIteration:
                 continue
-            if delay is not None and delay >= 0:
+            if delay is None:
+                task.parked = True
+            elif delay >= 0:
                 heappush(heap, (self.now + delay, number(), task, task.turn))
-                continue
-            task.parked = True
-            if delay is not None:
+            else:
+                task.parked = True
                 heappush(heap, (self.now - 1 - delay, number(), task, task.turn))
+
+    def _end(self) -> Steps:
+        self.stopped = True
+        return
+        yield

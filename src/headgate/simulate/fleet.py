@@ -134,7 +134,12 @@ class Worker:
         self.working = True
 
     def tell(self, delay: int | None) -> None:
-        self.task.tell(delay)
+        """It is called; or it keeps the timer from now on. A flow that is told so waits again, for so long: it need not be
+        told for that."""
+        if delay is None:
+            self.task.tell(None)
+        else:
+            self.task.look_in(delay)
 
     def tell_later(self, delay: int | None) -> None:
         """A wake that takes its time, as any other message between the store and this process."""
@@ -143,7 +148,7 @@ class Worker:
 
         def deliver() -> Steps:
             if self.process.alive:
-                self.task.tell(delay)
+                self.tell(delay)
             return
             yield
 

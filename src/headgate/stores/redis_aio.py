@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
 from contextlib import suppress
 from time import monotonic_ns
 
@@ -42,8 +43,11 @@ class Loop:
         lane = self._lanes.get(gate)
         if lane is None:
             lane = self._lanes[gate] = AsyncLane(self, gate)
-        job = AsyncJob(commands, self.loop.create_future())
-        lane.add(job)
+        job = AsyncJob(commands, Future(loop=self.loop))
+        waiting = lane.waiting
+        waiting.append(job)
+        if len(waiting) == 1:
+            lane.attend()
         return job
 
     # --- one call -------------------------------------------------------------------------------------------------
@@ -302,19 +306,18 @@ class Flight:
 class AsyncLane:
     """The jobs of one gate on one event loop."""
 
-    __slots__ = ("_gate", "_loop", "_tasks", "_under_way", "_waiting")
+    __slots__ = ("_gate", "_loop", "_tasks", "_under_way", "waiting")
 
     def __init__(self, loop: Loop, gate: str) -> None:
         self._loop = loop
         self._gate = gate
-        self._waiting: list[AsyncJob] = []
+        self.waiting: list[AsyncJob] = []
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, job: AsyncJob) -> None:
-        waiting = self._waiting
-        waiting.append(job)
-        if len(waiting) == 1 and self._under_way < MOST:
+    def attend(self) -> None:
+        """There is a job where there was none: it is sent with all that come in the same turn, if there is a place."""
+        if self._under_way < MOST:
             self._begin()
 
     def _begin(self) -> None:
@@ -324,7 +327,7 @@ class AsyncLane:
     def _send(self) -> None:
         # By now all that was ready in this turn of the loop has asked as well.
         jobs = self._next(halved=self._under_way < MOST)
-        if self._waiting and self._under_way < MOST:
+        if self.waiting and self._under_way < MOST:
             self._begin()
         if not jobs:
             self._under_way -= 1
@@ -347,7 +350,7 @@ class AsyncLane:
             await self._loop.run(call, end, link, failed)
         except asyncio.CancelledError:
             # The loop ends: whoever is left would wait for ever.
-            waiting, self._waiting = self._waiting, []
+            waiting, self.waiting = self.waiting, []
             Call(self._gate, waiting).fail(StoreUnavailable("the event loop is being closed"))
             raise
         finally:
@@ -357,11 +360,11 @@ class AsyncLane:
         """A call was answered, or has failed: its place is free."""
         self._tell_others(first)
         self._under_way -= 1
-        if self._waiting and self._under_way < MOST:
+        if self.waiting and self._under_way < MOST:
             self._begin()
 
     def _next(self, halved: bool) -> list[AsyncJob]:
-        waiting = self._waiting
+        waiting = self.waiting
         count = min(len(waiting), LARGEST_BATCH)
         if halved and count > HALVED:
             count = (count + 1) // 2
@@ -373,8 +376,8 @@ class AsyncLane:
         """When a server is away, those who came meanwhile would only find the same, as long again."""
         future = first.future
         if future.done() and not future.cancelled() and type(error := future.exception()) is StoreUnavailable:
-            for job in self._waiting:
+            for job in self.waiting:
                 failure = StoreUnavailable(*error.args)
                 failure.unsent = True  # type: ignore[attr-defined]
                 job.fail(failure)
-            self._waiting.clear()
+            self.waiting.clear()

@@ -71,8 +71,10 @@ class Call:
 
     def leaves(self) -> None:
         """From now on it may have reached a server."""
-        self.first = not any(job.sent for job in self.jobs)
+        self.first = True
         for job in self.jobs:
+            if job.sent:
+                self.first = False
             job.sent = True
 
     def fail(self, error: StoreUnavailable | StoreFormatError) -> None:

@@ -18,6 +18,7 @@ FILES = (
     "plan",
     "line",
     "commands",
+    "crowd",
     "changes",
     "main",
 )

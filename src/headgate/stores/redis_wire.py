@@ -227,19 +227,24 @@ def encode(
     run, count = 0, 0  # the head that the last few have in common, and where it says how many they are
     alike = True
     last: Policy | None = None
+    asked: tuple[Any, ...] = ()
+    head = b""
     for command in commands:
         if isinstance(command, Admit):
             plan = command.plan
             key = plan.key
             holder = command.holder
-            head = _ask_head(
+            told = (
                 plan.model.ref, bool(key), command.lease, command.plain, command.waits, command.remembered,
                 command.latest, command.session, holder is not None, first and getattr(command, "fresh", False),
             )  # fmt: skip
+            if told != asked:  # most are as the one before
+                asked, head = told, _ask_head(*told)
             argument: Any = holder
         elif isinstance(command, Settle):
             plan = command.plan
             key = plan.key
+            asked = ()
             head = _end_head(
                 plan.model.ref, bool(key), command.outcome, command.remembered, command.retry_after,
                 _actual(command.actual), command.confirmed, command.worth,
@@ -281,9 +286,6 @@ def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...],
 
 # --- what comes back ------------------------------------------------------------------------------------------------
 
-#: A grant as the one before it, with the next number.
-_NEXT = 4
-
 _ENDED = tuple(Ended(bool(bits & 1), bool(bits & 2)) for bits in range(4))
 
 
@@ -299,19 +301,14 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
             f"upgrade the older of the two, or use another database of the server"
         )
     replies: list[Any] = []
-    at, expires, number, worth = 0, 0, 0, False
-    for index, reply in enumerate(raw[3]):
+    for reply in raw[3]:
         if reply.__class__ is int:
-            if reply == _NEXT:
-                number += 1
-                replies.append((at, expires, number, worth))
-            else:
-                replies.append(_ENDED[reply])
+            replies.append(_ENDED[reply])
         elif reply[0].__class__ is int:
-            at, expires, number, worth = reply[0], reply[1], reply[2], reply[3] == 1
-            replies.append((at, expires, number, worth))
+            at, expires, number, worth, count = reply  # so many in a row, that differ by their numbers alone
+            replies += [(at, expires, fence, worth == 1) for fence in range(number, number + count)]
         else:
-            replies.append(_READERS[_text(reply[0])](commands[index], reply))
+            replies.append(_READERS[_text(reply[0])](commands[len(replies)], reply))
     return Decoded(seq, raw[1], raw[2] == 1, replies)
 
 

@@ -71,6 +71,30 @@ function makers.bucket()
     return false
   end
 
+  -- How many such asks, at most so many, could go now one after the other, by the same steps as above.
+  function Bucket:room(now, member, cost, value, most)
+    local state = states:get(member)
+    if not state or state[1] ~= 'bucket' or state[6] ~= 0 or state[4] ~= 0 then return 0 end
+    local used, last = state[2], state[3]
+    local usable, per_unit = self.usable, self.per_unit
+    if value ~= self.limit then usable, per_unit = self:in_force(value) end
+    for count = 0, most - 1 do
+      if last + ceil((used + cost - usable) * per_unit) > now then return count, false end
+      if now > last then used, last = max(0, used - (now - last) / (self.per / value)), now end
+      used = used + cost
+    end
+    return most, false
+  end
+
+  -- Charge so many, for which there is room.
+  function Bucket:take(now, member, cost, value, count)
+    self:charge(now, member, cost, value, now, NO_LEASE)
+    local state = states:get(member)
+    local used = state[2]
+    for _ = 2, count do used = used + cost end
+    state[2] = used
+  end
+
   local function more()
     function Bucket.until_(member, state)
       local last, units = state[3], state[2] + state[4]

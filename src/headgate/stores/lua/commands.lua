@@ -1,6 +1,6 @@
 -- The commands: the port of commands/. Each decides about one gate; a reply is what redis_wire.py makes a value of.
 
-local REMEMBER, REAP_EVERY, REAP, SLOWER, TAKEN_BACK = 60 * SECOND, 256, 512, 1000, 2
+local REAP, SLOWER, TAKEN_BACK = 512, 1000, 2
 
 -- A number that a reply can carry exactly: as text above 2^53.
 local function whole(number)
@@ -156,12 +156,26 @@ local function same(ref, other)
   return a[2] == b[2] and equal(a[3], b[3]) and equal(a[4], b[4])
 end
 
--- The reply of a grant that is as the one before it in this call, but for the number after that one's.
-local NEXT = 4
+-- Whether they go by the same version of it too.
+local function same_plan(ref, other)
+  return ref == other or unpacked(ref)[1] == unpacked(other)[1] and same(ref, other)
+end
+
+-- The reply of so many grants in a row, with numbers from `seq` on; nil where the reply before it can say so as well.
+function granted(at, expires, seq, worth, count)
+  local last, tells = records.last, worth and 1 or 0
+  if last and last[1] == at and last[2] == expires and last[3] + last[5] == seq and last[4] == tells then
+    last[5] = last[5] + count
+    return nil
+  end
+  last = {at, expires, seq, tells, count}
+  records.last = last
+  return last
+end
 
 -- --- asking -----------------------------------------------------------------------------------------------------------
 
-local function grant(now, ask, plan, steps, at, id, holder, moved)
+local function grant(now, ask, plan, steps, at, id, holder)
   local head = records.head
   local expires = ask.lease ~= 0 and now + ask.lease or 0
   local seq = head.seq
@@ -171,20 +185,14 @@ local function grant(now, ask, plan, steps, at, id, holder, moved)
     local ends = expires ~= 0 and expires or at
     permits:put(id, {plan.ref, at, ends, seq, expires ~= 0, false, worth}, ends + REMEMBER)
   end
-  -- As the grant before it, and the next number: most of a crowd.
-  local last = records.last
-  if last and last[1] == at and last[2] == expires and last[4] == worth and last[3] == seq - 1 and not moved then
-    last[3] = seq
-    return NEXT
-  end
-  records.last = {at, expires, seq, worth}
-  return {at, expires, seq, worth and 1 or 0}
+  -- Of a promise there is no lease: the time of the decision stands in its place.
+  return granted(at, plan.policy.waiting == 'promise' and now or expires, seq, worth, 1)
 end
 
 local function again(now, plan, known)
   if not same(known[1], plan.ref) then return {'E', 'IdConflict'} end
-  if plan.policy.waiting == 'promise' then return {known[2], now, known[4], known[7] and 1 or 0} end
-  return {known[2], known[5] and known[3] or 0, known[4], known[7] and 1 or 0}
+  if plan.policy.waiting == 'promise' then return {known[2], now, known[4], known[7] and 1 or 0, 1} end
+  return {known[2], known[5] and known[3] or 0, known[4], known[7] and 1 or 0, 1}
 end
 
 -- The asker learns it from the reply.
@@ -220,12 +228,20 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
     now, head.paused > now and 'paused' or '')
 end
 
+-- Whoever asks, and whose ticket may be the next.
+local function asker_of(now, ask, plan, id, holder)
+  local asker = {id = id, has_taken = false}
+  function asker.take(steps)
+    asker.has_taken, asker.reply = true, grant(now, ask, plan, steps, now, id, holder)
+    drop_own_wakes(id)
+  end
+  return asker
+end
+
 local function promise(now, ask, plan, steps, id, holder)
   local at, step = earliest(now, steps, max(now, records.head.paused))
   if at - now > ask.latest then return refusal_of(step and step.base, 'its time would come too late', at, now) end
-  local reply = grant(now, ask, plan, steps, at, id, holder, true)
-  reply[2] = now -- there is no lease: the time of the decision stands in its place
-  return reply
+  return grant(now, ask, plan, steps, at, id, holder)
 end
 
 -- Where nothing but the limits matters, a plain refusal leaves nothing behind, not even its number.
@@ -272,7 +288,10 @@ function admit(now, ask, plan, id, holder)
     if ticket and ask.waits and ticket.session ~= ask.session then line.adopt(ticket, ask.session) end
     local heard = ticket and line.hear(now, ticket.session, id)
     if heard or now >= line.meta_of().timer_at then
-      line.serve(now)
+      -- Its turn may come while it is here: where it asks for what its ticket does, with the limits that the line goes by.
+      local asker = ticket and head.lost == 0 and same_plan(ticket.ref, plan.ref) and asker_of(now, ask, plan, id, holder)
+      line.serve(now, asker)
+      if asker and asker.has_taken then return asker.reply end
       ticket = id ~= '' and line.find(id) or nil
     end
     if ticket then return ticket_reply(now, ask, plan, id, holder, ticket) end
@@ -298,7 +317,11 @@ function admit(now, ask, plan, id, holder)
   end
   remember(plan.policy)
   local line = line_module()
-  if line.stand(now, plan, id, ask.session, holder, ask.lease, ask.remembered) then line.serve(now) end
+  if line.stand(now, plan, id, ask.session, holder, ask.lease, ask.remembered) then
+    local asker = asker_of(now, ask, plan, id, holder)
+    line.serve(now, asker)
+    if asker.has_taken then return asker.reply end
+  end
   return ticket_reply(now, ask, plan, id, holder, line.find(id))
 end
 

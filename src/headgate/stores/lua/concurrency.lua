@@ -70,6 +70,19 @@ function makers.concurrency()
     return false
   end
 
+  -- How many leases, at most so many, could be had now one after the other.
+  function Concurrency:room(now, member, cost, value, most)
+    local state, leases = states:get(member), space('leases', member)
+    if not state or state[1] ~= 'concurrency' or self.adaptive then return 0 end
+    local count = leases:len()
+    if leases.bereft then return 0 end
+    value = value + (DUST - 1)
+    for more = 0, most - 1 do
+      if count + more > value then return more, false end
+    end
+    return most, false
+  end
+
   -- Have leases back of which a key is gone, or their state, as far as ids on record tell. Returns whether it was so.
   function Concurrency:recover(now, member)
     local leases, state = space('leases', member), states:get(member)

@@ -28,7 +28,7 @@ local function line_module()
     error('attempt to serve a line of which keys are gone')
   end
 
-  local _enter, _leave, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
+  local _enter, _leave, _forget, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
 
   -- A Meta and a Ticket are arrays where they are stored, in the order of line.py, and have names here.
 
@@ -228,6 +228,13 @@ local function line_module()
       _leave(ticket)
       if ticket.lane ~= '' then freed(now, recall(ticket.ref).steps) end
     end
+    _forget(ticket)
+    _count()
+  end
+  line.remove = remove
+
+  -- A ticket that stands in no lane and has no call is no more, and with the last of its process that.
+  function _forget(ticket)
     space('tickets'):delete(ticket.id)
     if ticket.tier > 0 then space('young'):delete(ticket.id) end
     local mine = space('of', ticket.session)
@@ -236,9 +243,7 @@ local function line_module()
       drop('of', ticket.session)
       space('sessions'):delete(ticket.session)
     end
-    _count()
   end
-  line.remove = remove
 
   function _count()
     local tickets = space('tickets'):len()
@@ -476,7 +481,6 @@ local function line_module()
     ticket.called = now + claim
     _write(ticket)
     space('calls'):put(ticket.id, false, now + claim)
-    if ticket.lane ~= '' then freed(now, steps) end
     records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
   end
 
@@ -547,7 +551,7 @@ local function line_module()
     meta_changed = true
   end
 
-  local function _call_all(now)
+  local function _call_all(now, asker)
     local due = space('due')
     local blocked, waits, looked = {}, {}, {}
     local tiers, overridden = meta_of().tiers, records.head.overrides > 0
@@ -570,7 +574,14 @@ local function line_module()
           local at, step = now + 1, nil
           if not member then at, step = blocked_by(now, steps) end
           if at <= now then
-            _call(now, lane, ticket, steps, plan.policy.claim)
+            if asker and ticket.id == asker.id then
+              asker.take(steps)
+              _advance(lane, ticket)
+              _forget(ticket)
+            else
+              _call(now, lane, ticket, steps, plan.policy.claim)
+            end
+            if ticket.lane ~= '' then freed(now, steps) end
           elseif member or step.keyed then
             member = member or step.member
             _park(lane, member, at)
@@ -620,7 +631,8 @@ local function line_module()
   end
 
   -- Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer.
-  function line.serve(now)
+  -- An asker is here: when its ticket is the one to be called, it takes what it asks for instead.
+  function line.serve(now, asker)
     local calls = space('calls')
     local score, first = calls:first()
     while score and score <= now do
@@ -645,7 +657,8 @@ local function line_module()
       _keep_timer(now, {{ paused, '', _any_waiting({}) or false} }, {}, CLOCKS_IN_A_PAUSE)
       return
     end
-    _call_all(now)
+    _call_all(now, asker)
+    if asker and asker.has_taken then _count() end
   end
 
   return line

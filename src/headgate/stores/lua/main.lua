@@ -31,6 +31,10 @@ local function frame_of(raw)
     if common[1] == 'a' or common[1] == 'e' then
       common.told = common[1] == 'e' or common[10]
       common.size = 1 + (common.told and 1 or 0) + (common[3] and 1 or 0)
+      if common[1] == 'a' then
+        common.ask = {lease = common[4], plain = common[5], waits = common[6], remembered = common[7], latest = common[8],
+          session = common[9]}
+      end
       frame.only = #parts[4] == 1 and common
     else
       lasting = false -- a head that is sent whole is used once
@@ -53,15 +57,7 @@ end
 
 local function decide(now, common, id, argument, key)
   local op = common[1]
-  if op == 'a' then
-    local ask = common.ask
-    if not ask then
-      ask = {lease = common[4], plain = common[5], waits = common[6], remembered = common[7], latest = common[8],
-        session = common[9]}
-      common.ask = ask
-    end
-    return admit(now, ask, plan_for(common[2], key), id, argument)
-  end
+  if op == 'a' then return admit(now, common.ask, plan_for(common[2], key), id, argument) end
   if op == 'e' then
     local end_ = common.end_
     if not end_ then
@@ -191,7 +187,7 @@ local function main(keys, args, forgets_line)
     end
     replies[1], writes = reply, true
   else
-    -- Of each command: its head, its two arguments, its key.
+    -- Of each command: its head, and its id, argument and key where it has one.
     local todo, ids, arguments, given, commands, count = {}, {}, {}, {}, 0, last
     local fresh, old = records.fresh, records.ids
     while cursor <= last do
@@ -199,14 +195,14 @@ local function main(keys, args, forgets_line)
         common, count = frame.heads[args[cursor]], tonumber(args[cursor + 1])
         cursor = cursor + 2
       end
-      local size, told, keyed, new = common.size, common.told, common[3], common[11]
+      local size, told, keyed = common.size, common.told, common[3]
+      local named = common[11] and fresh or old
       for _ = 1, size and min(count, (last + 1 - cursor) / size) or count do
         commands = commands + 1
-        todo[commands], ids[commands], arguments[commands], given[commands] = common, '', false, NO_KEY
+        todo[commands] = common
         if size then
           local id = args[cursor]
-          ids[commands] = id
-          if new then fresh[#fresh + 1] = id else old[#old + 1] = id end
+          ids[commands], named[#named + 1] = id, id
           if told then arguments[commands] = args[cursor + 1] end
           cursor = cursor + size
           if keyed then given[commands] = args[cursor - 1] end
@@ -217,19 +213,35 @@ local function main(keys, args, forgets_line)
     permits:know()
     if head.tickets > 0 then space('tickets'):know() end
     -- One that raises leaves the others as they are: those after it go on from there.
-    local index = 0
+    local index, alike, reply = 0, 0, nil
     local function decide_all()
       while index < commands do
-        index = index + 1
-        replies[index] = decide(now, todo[index], ids[index], arguments[index], given[index])
+        local one, key, many = todo[index + 1], given[index + 1], 0
+        if index >= alike then -- up to where they are as this one
+          alike = index + 1
+          while todo[alike + 1] == one and given[alike + 1] == key do alike = alike + 1 end
+        end
+        if one.ask and alike > index + 1 then
+          many, reply = admit_many(now, one.ask, plan_for(one[2], key or NO_KEY), ids, arguments, index + 1, alike - index)
+          index = index + many
+        end
+        if many == 0 then
+          index = index + 1
+          reply = decide(now, one, ids[index], arguments[index] or false, key or NO_KEY)
+        end
+        if reply then
+          if reply ~= records.last then records.last = false end -- only the last one may yet stand for more
+          replies[#replies + 1] = reply
+        end
       end
     end
     while index < commands do
       local fine, problem = pcall(decide_all)
       if not fine then
-        local reply, need = failed(problem)
+        local need
+        reply, need = failed(problem)
         if need then return reply ~= BROKEN_LINE and reply or main(keys, args, true) end
-        replies[index] = reply
+        replies[#replies + 1] = reply
       end
     end
   end

@@ -9,6 +9,8 @@
 local call, pack, unpacked
 local format, find, floor, ceil, max, min = string.format, string.find, math.floor, math.ceil, math.max, math.min
 local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
+-- For how long an id is known after its end, and after how many numbers what no longer says anything is forgotten.
+local REMEMBER, REAP_EVERY = 60 * SECOND, 256
 -- hg:{<gate>}
 local TAG
 
@@ -20,4 +22,6 @@ local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
 local earliest, earliest_now, blocked_by, charge, hold, let_go
 -- commands.lua
-local wait_of, refusal_of, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
+local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
+-- crowd.lua
+local admit_many

@@ -32,8 +32,8 @@ local LINE = {tickets = true, lanes = true, line = true, lane = true, ready = tr
 -- No limit and no id is called so; and its value is nil in MessagePack, should somebody read it.
 local MARK, NOTHING = '', '\192'
 
--- What is known to be absent.
-local GONE = {}
+-- What is known to be absent; and what is put with many others, see `put_many`.
+local GONE, AMONG_MANY = {}, {}
 
 -- Strings in the order of their bytes, as in a sorted set: `<` goes by the server's locale.
 local function bytes_before(one, other)
@@ -59,7 +59,7 @@ local CLASSES = {}
 local function class_of(kind)
   local class = setmetatable({kind = kind, numeric = NUMERIC[kind] or false, bare = BARE[kind] or false,
     flat = FLAT[kind] or false, moments = MOMENTS[kind] or false, cleared = false, dirty = false, count = false,
-    front = false, whole = false, packed = false, enlist = false, bereft = false, marks = false, checked = false},
+    front = false, whole = false, packed = false, many = false, enlist = false, bereft = false, marks = false, checked = false},
     Space)
   class.__index = class
   CLASSES[kind] = class
@@ -114,6 +114,38 @@ function Space:know()
   for _, id in ipairs(records.fresh) do values[id] = GONE end
 end
 
+-- How many of these members, from one on, are known to be absent. They count as present from then on, for `put_many`.
+function Space:claim(members, from, most)
+  local values = self.values
+  for index = from, from + most - 1 do
+    local member = members[index]
+    if values[member] ~= GONE then return index - from end
+    values[member] = AMONG_MANY
+  end
+  return most
+end
+
+-- Put members that were claimed, all in one place. Of their values, which are lists, one element counts up from `number`; what
+-- stands before and after it is packed.
+function Space:put_many(members, from, count, before, number, after, score)
+  local many = self.many or {}
+  self.many, self.dirty = many, true
+  many[#many + 1] = {members, from, count, before, number, after, score}
+  if score > records.far then records.far = score end
+end
+
+-- The value of one of those.
+local function one_of_many(self, member)
+  for _, crowd in ipairs(self.many) do
+    for index = 0, crowd[3] - 1 do
+      if crowd[1][crowd[2] + index] == member then
+        self.values[member], self.scores[member] = unpacked(crowd[4] .. pack(crowd[5] + index) .. crowd[6]), crowd[7]
+        return self.values[member]
+      end
+    end
+  end
+end
+
 -- The same as `prefetch` for what `scan` found.
 function Space:prefetch_pairs(found)
   if #found < 3 then return end
@@ -132,6 +164,7 @@ function Space:get(member)
     self.values[member] = value
   end
   if value == GONE then return nil end
+  if value == AMONG_MANY then return one_of_many(self, member) end
   return value
 end
 
@@ -308,6 +341,7 @@ local last_tag, states_named, permits_named
 local function empty(self)
   self.values, self.scores, self.touched = {}, {}, {}
   self.cleared, self.dirty, self.count, self.front, self.whole, self.packed = false, false, false, false, false, false
+  self.many = false
   self.fetch, self.at, self.last = nil, nil, nil
 end
 
@@ -332,7 +366,7 @@ end
 function drop(kind, name)
   local found = space(kind, name)
   found.values, found.scores, found.touched = {}, {}, {}
-  found.front, found.count, found.fetch = false, false, nil
+  found.front, found.count, found.fetch, found.many = false, false, nil, false
   found.cleared, found.dirty, found.marks = true, true, false
 end
 
@@ -435,11 +469,26 @@ local function write_many(self)
   end
   send('ZADD', self.order, place)
   send('HSET', self.key, set)
-  if not self.cleared then
+  if not self.cleared or self.many then
     send('HDEL', self.key, unset)
     send('ZREM', self.order, unplace)
   end
   return sets > 0, places > 0, #unset + #unplace > 0
+end
+
+-- What `put_many` was given: before what may have become of one of them since.
+local function write_crowds(self)
+  for _, crowd in ipairs(self.many) do
+    local members, from, count, before, number, after = crowd[1], crowd[2], crowd[3], crowd[4], crowd[5], crowd[6]
+    local set, place, score = {}, {}, format('%.0f', crowd[7])
+    for index = 0, count - 1 do
+      local member, at = members[from + index], 2 * index + 1
+      place[at], place[at + 1] = score, member
+      set[at], set[at + 1] = member, before .. pack(number + index) .. after
+    end
+    call('ZADD', self.order, unpack(place))
+    call('HSET', self.key, unpack(set))
+  end
 end
 
 -- What lives as long as the gate is given its end when it is made, and with the head from then on.
@@ -465,6 +514,7 @@ end
 function Space:write(life)
   local cleared, set, placed, gone = self.cleared, false, false, false
   if cleared then call('UNLINK', self.key, self.order) end
+  if self.many then write_crowds(self) end
   local member, how = next(self.touched)
   if member ~= nil then
     if cleared or next(self.touched, member) ~= nil then
@@ -473,6 +523,7 @@ function Space:write(life)
       set, placed, gone = write_one(self, member, how)
     end
   end
+  if self.many then set, placed = true, true end
   if self.marks then
     call('HSET', self.key, MARK, NOTHING)
     set = true

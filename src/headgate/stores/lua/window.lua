@@ -90,6 +90,35 @@ function makers.window()
     return total >= value * WORTH_CONFIRMING
   end
 
+  -- How many such asks, at most so many, could go now one after the other; and whether confirming those would be worth it.
+  function Window:room(now, member, cost, value, most)
+    local state = states:get(member)
+    if not state or state[1] ~= 'window' or state[6] then return 0 end
+    local total, held, enough = state[2], state[4], value * WORTH_CONFIRMING
+    local worth = total + cost >= enough
+    for count = 0, most - 1 do
+      if total + held + cost > value then return count, worth end
+      total = total + cost
+      if (total >= enough) ~= worth then return count, worth end
+    end
+    return most, worth
+  end
+
+  -- Charge so many, for which there is room.
+  function Window:take(now, member, cost, value, count)
+    self:charge(now, member, cost, value, now, NO_LEASE)
+    local state = states:get(member)
+    local total, units = state[2], state[8]
+    for _ = 2, count do
+      if state[7] == 0 then
+        self:charge(now, member, cost, value, now, NO_LEASE) -- not the newest slot
+      else
+        total, units = total + cost, units + cost
+      end
+    end
+    if state[7] ~= 0 then state[2], state[8] = total, units end
+  end
+
   -- All slots: the open one is put with the others.
   function Window:_slots(member)
     local slots = space('windows', member)
