@@ -52,13 +52,17 @@ def machine() -> str:
     )
 
 
-def page(tables: Sequence[Table]) -> str:
+def page(tables: Sequence[Table], before: str = "") -> str:
+    """The results page: of one that was there before, the tables that were not measured again stay as they are."""
     head = (
         "# Benchmarks\n\n"
-        'Written by `make bench ARGS="--write docs/benchmarks.md"`; do not edit. Each table is from one run, in which '
-        "the contenders took turns. Trust the ratios, not the absolute figures."
+        'Written by `make bench ARGS="--write docs/benchmarks.md"`, or with the names of some benchmarks, which leaves the '
+        "other tables; do not edit. Each table is from one run, in which the contenders took turns. Trust the ratios, not "
+        "the absolute figures."
     )
-    return "\n\n".join([head, machine(), *(table.as_markdown() for table in tables)]) + "\n"
+    sections = {section.partition("\n")[0]: f"## {section.strip()}" for section in before.split("\n## ")[1:]}
+    sections |= {table.title: table.as_markdown() for table in tables}
+    return "\n\n".join([head, machine(), *sections.values()]) + "\n"
 
 
 def not_writable(page: Path) -> str:
@@ -95,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tables.append(table)
             print(f"\n{table.as_text()}", flush=True)
     if options.write:
-        options.write.write_text(page(tables), encoding="utf-8")
+        before = options.write.read_text(encoding="utf-8") if options.names else ""
+        options.write.write_text(page(tables, before), encoding="utf-8")
     return 0
 
 
