@@ -24,9 +24,9 @@ import pytest
 from waiting import until
 
 from headgate import Bucket, Concurrency, Gate, InvalidInput, StoreUnavailable, Window
-from headgate.commands import Admit, Command, Peek, Renew
+from headgate.commands import Admit, Command, Peek, Release, Renew, Stand
 from headgate.errors import StoreFormatError
-from headgate.model import Wake
+from headgate.model import Wait, Wake
 from headgate.plan import Policy
 from headgate.stores import open_store, sqlite_wake
 from headgate.stores.sqlite import SqliteStore, open_url
@@ -116,7 +116,8 @@ class TestSuite(StoreSuite):
 
     def lose_state(self, store: Any, gate: str) -> None:
         connection = sqlite3.connect(os.path.join(self.folder, "gates.db"), isolation_level=None)
-        connection.execute("DELETE FROM records WHERE space = ?1 OR space LIKE ?1 || '/%'", (gate,))
+        connection.execute("DELETE FROM heads WHERE gate = ?", (gate,))
+        connection.execute("DELETE FROM members WHERE space LIKE ?1 || '/%'", (gate,))
         connection.close()
 
     def teardown_method(self, method: Any = None) -> None:
@@ -227,7 +228,7 @@ def in_wal_mode(path: str) -> None:
 def newer(path: str) -> None:
     SqliteStore(path).close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
 
 
@@ -241,7 +242,7 @@ def newer(path: str) -> None:
         (in_wal_mode, "another application.*customers"),
         (empty_tables, "another application.*records"),
         (other_id, "another application"),
-        (newer, "format 2.*up to 1.*upgrade Headgate"),
+        (newer, "format 3.*up to 2.*upgrade Headgate"),
     ],
     ids=["text", "garbage", "one letter", "other tables", "in WAL", "empty tables", "other id", "newer"],
 )
@@ -264,7 +265,7 @@ def test_an_empty_file_is_taken_as_new(path: str) -> None:
     store.close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
 
 
@@ -295,10 +296,80 @@ def test_a_damaged_file_is_told_and_not_made_worse(path: str) -> None:
 def test_a_record_that_is_not_json_is_told_with_its_text(path: str, store: SqliteStore) -> None:
     store.decide(ask())
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE records SET value = '{oops' WHERE space = 'g'")
+    connection.execute("UPDATE heads SET value = '{oops' WHERE gate = 'g'")
     connection.close()
     with pytest.raises(StoreFormatError, match=r"damaged: a record holds '\{oops'.*backup"):
         store.decide(ask())
+
+
+def in_format_1(path: str) -> None:
+    """As the first format has it: the heads among all other records."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in (
+        "BEGIN",
+        "DROP TRIGGER counted_in",
+        "DROP TRIGGER counted_out",
+        "ALTER TABLE members RENAME TO records",
+        "INSERT INTO records SELECT gate, '', NULL, value FROM heads",
+        "DROP TABLE heads",
+        "CREATE TRIGGER counted_in AFTER INSERT ON records WHEN instr(new.space, '/#') BEGIN "
+        "INSERT INTO records VALUES (replace(new.space, '/#', '/!'), '', NULL, 1) "
+        "ON CONFLICT (space, member) DO UPDATE SET value = value + 1; END",
+        "CREATE TRIGGER counted_out AFTER DELETE ON records WHEN instr(old.space, '/#') BEGIN "
+        "UPDATE records SET value = value - 1 WHERE space = replace(old.space, '/#', '/!') AND member = ''; END",
+        "PRAGMA user_version = 1",
+        "COMMIT",
+    ):
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_file_of_the_first_format_opens_and_loses_nothing(path: str) -> None:
+    slots = Policy("slots", [Concurrency(2, lease="1h")])
+    keyed = Policy("by.org", [Bucket(1, per="1h", slack=0, by="org")])
+    others = [Policy(f"gate{number}", [Bucket(1, per="1h", slack=0)]) for number in range(3)]
+    mine = Stand(slots.plan(), "mine", None, slots.plan().lease, remembered=True)
+    of_org = Admit(keyed.plan(1, {"org": "acme"}))
+    first = SqliteStore(path)
+    granted = first.decide(mine)
+    for command in (of_org, *(Admit(policy.plan()) for policy in others)):
+        assert isinstance(first.decide(command), tuple)
+    first.close()
+    in_format_1(path)
+
+    old = sqlite3.connect(path)
+    store = SqliteStore(path)
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):  # who has it open as it was is not misled
+        old.execute("SELECT value FROM records")
+    old.close()
+    assert store.decide(mine) == granted
+    for command in (of_org, *(Admit(policy.plan()) for policy in others)):
+        assert isinstance(store.decide(command), Wait)
+    numbered = Stand(slots.plan(), "guard-000000000007", None, slots.plan().lease, remembered=True)
+    assert store.decide(numbered)[2] > granted[2]
+    assert isinstance(store.decide(Admit(slots.plan(), "third", None, 1)), Wait)
+    assert not store.decide(Release(slots, "mine", "ok")).lost
+    assert store.decide(Release(slots, "mine", "ok")).lost
+    store.close()
+    check_integrity(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    connection.close()
+
+
+def test_a_guards_permits_are_found_again_by_their_ids(path: str, store: SqliteStore) -> None:
+    slots = Policy("slots", [Concurrency(1000, lease="1h")])
+    plan = slots.plan()
+    asks = [Stand(plan, f"guard-{number:012d}", None, plan.lease, remembered=True) for number in range(300)]
+    granted = [store.decide(asked) for asked in asks[:100]] + store.execute(asks[100:])
+    store.close()
+    assert store.execute(asks) == granted
+    ended = [store.decide(Release(slots, asked.id, "ok")).lost for asked in asks[::7]]
+    store.close()
+    again = [reply.lost for reply in store.execute([Release(slots, asked.id, "ok") for asked in asks])]
+    assert not any(ended)
+    assert again == [not number % 7 for number in range(300)]
+    check_integrity(path)
 
 
 # --- files that cannot be used ----------------------------------------------------------------------------------------
@@ -450,8 +521,8 @@ def test_a_read_only_file_system_is_told(tmp_path: Path) -> None:
 def check_integrity(path: str) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    kept = dict(connection.execute("SELECT space, value FROM records WHERE space LIKE '%/!%' AND value > 0"))
-    counted = connection.execute("SELECT space, count(*) FROM records WHERE space LIKE '%/#%' GROUP BY space")
+    kept = dict(connection.execute("SELECT space, value FROM members WHERE space LIKE '%/!%' AND value > 0"))
+    counted = connection.execute("SELECT space, count(*) FROM members WHERE space LIKE '%/#%' GROUP BY space")
     assert kept == {space.replace("/#", "/!"): count for space, count in counted}
     connection.close()
 
@@ -682,7 +753,7 @@ def test_a_look_does_not_wait_for_those_who_write_and_writes_nothing(path: str, 
 def test_a_look_at_a_gate_that_nobody_used_makes_no_record(path: str, store: SqliteStore) -> None:
     store.decide(Peek(rate()))
     connection = sqlite3.connect(path)
-    assert connection.execute("SELECT count(*) FROM records").fetchone() == (0,)
+    assert connection.execute("SELECT (SELECT count(*) FROM heads) + (SELECT count(*) FROM members)").fetchone() == (0,)
     connection.close()
 
 

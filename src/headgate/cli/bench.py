@@ -28,8 +28,8 @@ def checkout() -> Path | None:
 def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Measure Headgate against floors and peers, in a checkout.
 
-    ARGUMENTS go to `python -m benchmarks`: names of benchmarks (demo, dynamodb, fleet, guard, kernel, peers, redis, sqlite),
-    --quick, --write PAGE.
+    ARGUMENTS go to `python -m benchmarks`: names of benchmarks (demo, dynamodb, fleet, guard, kernel, peers, redis,
+    sqlite), --quick, --write PAGE.
     The peers are an extra: `make bench` installs them.
     """
     place = checkout()

@@ -83,9 +83,12 @@ class Desk:
         return Stand(plan, self._called(id), remembered=True, latest=latest)
 
     def _called(self, id: str | None) -> str:
-        """Ids made here do not tell their key, as a gate's own do: all are on record."""
+        """Ids made here do not tell their key, as a gate's own do: all are on record.
+
+        Their numbers have as many digits as `sqlite_permits` packs.
+        """
         if id is None:
-            return f"{self.gate._store.session}-{next(numbers)}"
+            return f"{self.gate._store.session}-{next(numbers):012d}"
         self.gate._keeper.withdraw(id)
         return id
 
@@ -101,24 +104,43 @@ class Desk:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
+    def ask_now(self, stand: Stand) -> Granted | Wait | None:
+        """As `ask`, where the store decides without anybody waiting for it; None where that cannot be."""
+        try:
+            reply = self._at_once(stand)
+        except StoreUnavailable as error:
+            self.gate._unheard(error, stand.id)
+            return self._without_store(stand, error)
+        if reply is None or reply.__class__ is tuple or reply.__class__ is Wait:
+            return reply
+        return granted(stand.plan, reply)
+
+    def _at_once(self, command: Command) -> Any:
+        """The reply of a store that need not be waited for; None where it has to be."""
+        gate = self.gate
+        store = gate._store
+        if store.instant:
+            return store.decide(command)
+        if gate._outage.away or (at_once := getattr(store, "at_once", None)) is None:
+            return None
+        try:
+            return at_once(command)
+        except StoreUnavailable as error:
+            gate._outage.began(error)
+            raise
+
     async def ask(self, stand: Stand) -> Granted | Wait:
         """The grant, or how long it would take: then a ticket stands in line, if the ask waits. Raises Denied."""
         gate = self.gate
-        store = gate._store
         try:
-            if store.instant:
-                reply = store.decide(stand)
-            else:
-                try:
-                    reply = await gate._outage.guard_async(store, stand)
-                except BaseException as error:
-                    gate._unheard(error, stand.id)
-                    raise
+            try:
+                reply = await gate._outage.guard_async(gate._store, stand)
+            except BaseException as error:
+                gate._unheard(error, stand.id)
+                raise
         except StoreUnavailable as error:
             return self._without_store(stand, error)
-        if reply.__class__ is tuple or reply.__class__ is Wait:
-            return reply
-        return granted(stand.plan, reply)
+        return reply if reply.__class__ is Wait else granted(stand.plan, reply)
 
     async def wait(self, stand: Stand, seconds: float, reply: Wait) -> Granted:
         """The grant of one who stands in line. Raises Denied when the time is over. Cancelling it leaves nothing behind."""
@@ -152,9 +174,9 @@ class Desk:
         """Whether there was something to end."""
         gate = self.gate
         try:
-            if gate._store.instant:
-                return not gate._store.decide(command).lost
-            return not (await gate._run(command)).lost
+            if (reply := self._at_once(command)) is None:
+                reply = await gate._run(command)
+            return not checked(reply).lost
         except StoreUnavailable:
             # It would come back by itself; telling it later is better than failing work that is done.
             if (mine := gate._outage._local) is not None:

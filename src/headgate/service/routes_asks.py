@@ -83,8 +83,12 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
     waited = 0.0
     if guard.own and (earlier := guard.own.get((desk.name, stand.id))) is not None:
         await earlier.make_room()
+    slept = False
     try:
-        reply: Any = await desk.ask(stand)
+        reply: Any = desk.ask_now(stand)
+        if reply is None:
+            slept = True
+            reply = await desk.ask(stand)
         delay = ahead(stand, reply)
         if delay is not None:
             if crowded is not None:
@@ -93,15 +97,18 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
                 raise desk.refusal(stand, reply)
             if delay > wait:  # promised before, under this id
                 raise Denied("its time has not come", gate=desk.name, retry_after=delay)
+            slept = True
             reply, waited = await Waiter(guard, desk, stand, "id" in body).wait(request, wait, reply, delay)
     except Denied as error:
         guard.count(desk.name, "refused", 0.0, stand)
         raise with_limit(problem_of(error), desk.policy, error) from None
     left = guard.left.known(desk.name, stand.plan.key)
     if left is None:
+        slept = True
         left = await guard.left.headers(desk.gate, stand.plan.key)
     headers = policy_header(desk.policy) + left
-    if not desk.store.instant and request.is_gone():
+    # That somebody has hung up is known only after the event loop has had its turn.
+    if slept and not desk.store.instant and request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted", waited, stand)
     return 200, headers, permit_text(desk, stand, reply, waited).encode()

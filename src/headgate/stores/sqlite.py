@@ -12,7 +12,7 @@ from contextlib import suppress
 from ..errors import InvalidInput, StoreUnavailable
 from .base import Listeners, ignore_loss, new_session
 from .sqlite_file import SYNCHRONOUS, DatabaseFile, Waiting
-from .sqlite_transactions import NOT_ALONE, Job, Transactions
+from .sqlite_transactions import NOT_ALONE, Job, Raised, Transactions
 from .sqlite_wake import Waker
 
 TYPE_CHECKING = False
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from ..model import Wake
     from .base import Listener
 
-#: Of so many calls on an event loop one waits for others to join it, when there is no sign of any.
+#: Of so many calls on an event loop one waits for others to join it, when there is no sign of any; of those that can be
+#: decided at once fewer do: who is alone should not wait for company.
 PROBE_EVERY = 16
+PROBE_ALONE = 8 * PROBE_EVERY
 
 
 class SqliteStore:
@@ -80,6 +82,8 @@ class SqliteStore:
                 reply = self._transactions.alone(command)
             if reply is not NOT_ALONE:
                 self._tell()
+                if reply.__class__ is Raised:
+                    raise reply.error
                 return reply
         job = Job((command,))
         [reply] = self._run(job)
@@ -107,6 +111,22 @@ class SqliteStore:
             raise
         self._tell()
         return job.result()
+
+    def at_once(self, command: Command) -> Any:
+        """For an event loop: the reply of a command that writes, while nobody else is there; None: `aexecute` it.
+
+        An error is handed back in the place of a reply.
+        """
+        calls = self._calls + 1
+        if self._transactions.company or not calls % PROBE_ALONE or self._lock.locked():
+            return None
+        with self._lock:
+            reply = self._transactions.alone(command)
+        if reply is NOT_ALONE:
+            return None
+        self._calls = calls
+        self._tell()
+        return reply.error if reply.__class__ is Raised else reply
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
         """The same without blocking the event loop: it waits for other processes between attempts.

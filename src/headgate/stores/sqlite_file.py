@@ -16,9 +16,8 @@ from urllib.parse import quote
 
 from ..clock import steady_ns
 from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
-from ..records import FORMAT
 from .sqlite_checkpoint import Checkpointer
-from .sqlite_records import SCHEMA, newest
+from .sqlite_records import FORMAT, SCHEMA, SWAP_HEAD, from_format_1, newest
 from .sqlite_space import decode_json, encode_json
 
 TYPE_CHECKING = False
@@ -112,6 +111,18 @@ class DatabaseFile:
     def commit(self, rows: int) -> None:
         self.execute("COMMIT")
         self._checkpointer.grown(rows)
+
+    def swap_head(self, heads: tuple[str, int, str]) -> bool:
+        """A transaction of one statement: the new head, its row, the one that has to be there. False where it is not."""
+        try:
+            if self.execute(SWAP_HEAD, heads).rowcount != 1:
+                return False
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                return False
+            raise
+        self._checkpointer.grown(1)
+        return True
 
     def roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
@@ -221,16 +232,18 @@ def _open(path: str, synchronous: str) -> sqlite3.Connection:
         execute = connection.execute
         execute(f"PRAGMA page_size = {_PAGE}")
         execute("BEGIN")
-        is_new = _is_new(execute, path)
+        format = _format(execute, path)
         execute("COMMIT")
-        if is_new:
+        if format != FORMAT:
             execute("BEGIN EXCLUSIVE")
-            if _is_new(execute, path):
-                # All at once, and before it becomes a WAL database: a file is of nobody or wholly ours, also after a crash.
+            # All at once, and before it becomes a WAL database: a file is of nobody or wholly ours, also after a crash.
+            if not (format := _format(execute, path)):
                 for statement in (*SCHEMA, _META):
                     execute(statement)
                 execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                execute(f"PRAGMA user_version = {FORMAT}")
+            elif format == 1:
+                from_format_1(execute)
+            execute(f"PRAGMA user_version = {FORMAT}")
             execute("COMMIT")
         _use_wal(execute, path)
         execute(f"PRAGMA synchronous = {synchronous}")
@@ -253,7 +266,7 @@ def _probe(path: str, size: int) -> None:
     connection = sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, timeout=PATIENCE, isolation_level=None)
     try:
         connection.execute("BEGIN")
-        _is_new(connection.execute, path)
+        _format(connection.execute, path)
     except sqlite3.DatabaseError as error:
         if _kind(error) == sqlite3.SQLITE_NOTADB:
             raise _no_database(path) from error
@@ -262,8 +275,8 @@ def _probe(path: str, size: int) -> None:
         connection.close()
 
 
-def _is_new(execute: Callable[..., Any], path: str) -> bool:
-    """Whether the file is empty; raises StoreFormatError when it is neither that nor ours.
+def _format(execute: Callable[..., Any], path: str) -> int:
+    """Of which format the file is, 0 for an empty one; raises StoreFormatError when it is neither that nor ours.
 
     To be asked in a transaction: in between, somebody else may make it ours.
     """
@@ -275,8 +288,8 @@ def _is_new(execute: Callable[..., Any], path: str) -> bool:
                 f"{path} is of format {version}, and this version of Headgate knows formats up to {FORMAT}; "
                 f"upgrade Headgate here, or use another file"
             )
-        if version == FORMAT:
-            return False
+        if version >= 1:
+            return int(version)
     tables = [name for (name,) in execute("SELECT name FROM sqlite_master ORDER BY name LIMIT 3")]
     if application or version or tables:
         has = f" (it has {', '.join(tables)} …)" if tables else ""
@@ -284,7 +297,7 @@ def _is_new(execute: Callable[..., Any], path: str) -> bool:
             f"{path} is a SQLite database of another application{has}, and was left as it is; "
             f"name a file that does not exist yet, or one that Headgate made"
         )
-    return True
+    return 0
 
 
 def _use_wal(execute: Callable[..., Any], path: str) -> None:

@@ -1,11 +1,14 @@
-"""The records of a gate in one SQLite table, with what a transaction has read and changed kept beside it in dicts.
+"""The records of a gate in SQLite, with what a transaction has read and changed kept beside them in dicts.
 
-    records (space, member, score, value)        primary key (space, member); ordered by (space, score, member)
+    heads (id, gate, value)                      one row for each gate
+    members (space, member, score, value)        primary key (space, member); ordered by (space, score, member)
 
-    <gate>                  ""        the head of the gate, and the states of all its limits that are not by a key: they
-                                      are needed together by nearly every command, so one row has them all
+A row of `heads` has the head of a gate, the states of all its limits that are not by a key, and the latest permits that a
+guard gave: nearly every command needs them together, and most decisions write that row alone.
+
     <gate>/<kind>/<name>    member    a space; the kinds whose size matters are written `#leases`, `#tickets` …
     <gate>/!<kind>/<name>   ""        how many members such a space has: kept by a trigger, in the same transaction
+    <gate>/runs/            id        permits that a guard gave, many in a row: see `sqlite_permits`
 
 What a transaction reads and changes of it is kept in dicts until its end: see `sqlite_space`.
 """
@@ -13,6 +16,7 @@ What a transaction reads and changes of it is kept in dicts until its end: see `
 from __future__ import annotations
 
 from ..records import FRESH, QUIET, Kinds
+from .sqlite_permits import Permits
 from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
@@ -27,20 +31,29 @@ if TYPE_CHECKING:
 #: The kinds of space whose size is asked for in decisions.
 COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
 
-SCHEMA = (
-    "CREATE TABLE records (space, member, score, value, PRIMARY KEY (space, member)) WITHOUT ROWID",
-    "CREATE INDEX ordered ON records (space, score, member) WHERE score IS NOT NULL",
-    "CREATE TRIGGER counted_in AFTER INSERT ON records WHEN instr(new.space, '/#') BEGIN "
-    "INSERT INTO records VALUES (replace(new.space, '/#', '/!'), '', NULL, 1) "
+#: What a file is of. Format 1 had the heads among the other records, and each permit in a row of its own.
+FORMAT = 2
+
+_HEADS = "CREATE TABLE heads (id INTEGER PRIMARY KEY, gate TEXT NOT NULL UNIQUE, value)"
+_TRIGGERS = (
+    "CREATE TRIGGER counted_in AFTER INSERT ON members WHEN instr(new.space, '/#') BEGIN "
+    "INSERT INTO members VALUES (replace(new.space, '/#', '/!'), '', NULL, 1) "
     "ON CONFLICT (space, member) DO UPDATE SET value = value + 1; END",
-    "CREATE TRIGGER counted_out AFTER DELETE ON records WHEN instr(old.space, '/#') BEGIN "
-    "UPDATE records SET value = value - 1 WHERE space = replace(old.space, '/#', '/!') AND member = ''; END",
+    "CREATE TRIGGER counted_out AFTER DELETE ON members WHEN instr(old.space, '/#') BEGIN "
+    "UPDATE members SET value = value - 1 WHERE space = replace(old.space, '/#', '/!') AND member = ''; END",
+)
+SCHEMA = (
+    _HEADS,
+    "CREATE TABLE members (space, member, score, value, PRIMARY KEY (space, member)) WITHOUT ROWID",
+    "CREATE INDEX ordered ON members (space, score, member) WHERE score IS NOT NULL",
+    *_TRIGGERS,
 )
 
-_HEAD = "SELECT value FROM records WHERE space = ? AND member = ''"
-_NEW_HEAD = "INSERT INTO records VALUES (?, '', NULL, ?)"
-_SET_HEAD = "UPDATE records SET value = ? WHERE space = ? AND member = ''"
-_NEXT_SPACE = "SELECT min(space) FROM records WHERE space >= ?"
+_HEAD = "SELECT id, value FROM heads WHERE gate = ?"
+_NEW_HEAD = "INSERT INTO heads (gate, value) VALUES (?, ?)"
+_SET_HEAD = "UPDATE heads SET value = ? WHERE id = ?"
+SWAP_HEAD = "UPDATE heads SET value = ? WHERE id = ? AND value = ?"
+_NEXT_SPACE = "SELECT min(space) FROM members WHERE space >= ?"
 
 
 class States(SqliteSpace):
@@ -136,8 +149,8 @@ class SqliteRecords:
     """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written."""
 
     __slots__ = (
-        *("dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "leases", "load", "promised", "seen"),
-        *("states", "stored", "touched", "wakes", "windows", "wiped"),
+        *("_row", "_text", "dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "leases", "load"),
+        *("permits", "promised", "seen", "states", "stored", "touched", "wakes", "windows", "wiped"),
     )
 
     def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
@@ -155,7 +168,11 @@ class SqliteRecords:
         row = execute(_HEAD, (gate,)).fetchone()
         #: Nothing in the table was ever of this gate, but what was put there through these records.
         self.is_new = row is None
-        head, resident = (FRESH, {}) if row is None else decode(row[0])
+        #: The row of the head, and the text in it.
+        self._row: int | None
+        self._text: str
+        self._row, self._text = (None, "") if row is None else row
+        head, resident, *run = (FRESH, {}) if row is None else decode(self._text)
         self.head: Head = tuple(head)
         self.stored: Head | None = None if row is None else self.head
         if self.head[0] < seen:
@@ -164,6 +181,7 @@ class SqliteRecords:
         self.states = States(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: _Spaces(self, kind))
         self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
+        self.permits = self.kinds["permits"][""] = Permits(self, run[0] if run else None, self.is_new)
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]
@@ -205,14 +223,28 @@ class SqliteRecords:
             keys += [(key.replace("/#", "/!"),) for key in self.wiped if "/#" in key]
             execute_many(WIPE, keys)
             count += len(keys)
+        self.permits.settle()
         for space in self.touched:
             count += space.write(execute, execute_many)
-        text = encode_json((self.head, self.states.resident))
-        if self.stored is None:
-            execute(_NEW_HEAD, (self.gate, text))
+        self._text = text = self._packed()
+        if self._row is None:
+            self._row = execute(_NEW_HEAD, (self.gate, text)).lastrowid
         else:
-            execute(_SET_HEAD, (text, self.gate))
+            execute(_SET_HEAD, (text, self._row))
         return count
+
+    def head_alone(self) -> tuple[str, int, str] | None:
+        """For SWAP_HEAD, where the head is all that has changed."""
+        self.permits.settle()
+        if self.touched or self.wiped or self._row is None:
+            return None
+        was, self._text = self._text, self._packed()
+        return self._text, self._row, was
+
+    def _packed(self) -> str:
+        run = self.permits.run
+        text = encode_json((self.head, self.states.resident))
+        return text if run is None else f"{text[:-1]},{run.text()}]"
 
     def written(self) -> None:
         """The transaction stands."""
@@ -232,14 +264,24 @@ def _prefix(gate: str, kind: str) -> str:
 
 
 def newest(execute: Callable[..., Any]) -> int:
-    """The latest time that any gate has seen. Goes from gate to gate, past all else that they have."""
-    latest = 0
+    """The latest time that any gate has seen."""
+    return max((decode(value)[0][1] for (value,) in execute("SELECT value FROM heads")), default=0)
+
+
+def from_format_1(execute: Callable[..., Any]) -> None:
+    """Make a file of this format of one of the first. Whoever still has it open as that finds its table gone, not empty."""
+    execute(_HEADS)
+    for trigger in ("counted_in", "counted_out"):
+        execute(f"DROP TRIGGER {trigger}")
+    execute("ALTER TABLE records RENAME TO members")
+    for statement in _TRIGGERS:
+        execute(statement)
+    # From gate to gate, past all else that they have.
     [space] = execute(_NEXT_SPACE, ("",)).fetchone()
     while space is not None:
         gate, separator, _ = space.partition("/")
         if not separator:
-            head, _ = decode(execute(_HEAD, (space,)).fetchone()[0])
-            latest = max(latest, head[1])
+            execute("INSERT INTO heads (gate, value) SELECT space, value FROM members WHERE space = ?", (gate,))
+            execute(WIPE, (gate,))
         # "0" comes right after "/".
         [space] = execute(_NEXT_SPACE, (f"{gate}0" if separator else f"{space}\0",)).fetchone()
-    return latest

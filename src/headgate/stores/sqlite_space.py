@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
     Pair = tuple[Any, Any]
 
-_COUNT = "SELECT value FROM records WHERE space = ? AND member = ''"
-_GET = "SELECT value, score FROM records WHERE space = ? AND member = ?"
+_COUNT = "SELECT value FROM members WHERE space = ? AND member = ''"
+_GET = "SELECT value, score FROM members WHERE space = ? AND member = ?"
 _MORE = (
-    "SELECT score, member FROM records WHERE space = ? AND score IS NOT NULL AND (score, member) > (?, ?) "
+    "SELECT score, member FROM members WHERE space = ? AND score IS NOT NULL AND (score, member) > (?, ?) "
     "ORDER BY score, member LIMIT ?"
 )
 _MORE_WITH_VALUES = _MORE.replace("score, member FROM", "score, member, value FROM")
 _FROM_WITH_VALUES = (
-    "SELECT score, member, value FROM records WHERE space = ? AND score >= ? ORDER BY score, member LIMIT ?"
+    "SELECT score, member, value FROM members WHERE space = ? AND score >= ? ORDER BY score, member LIMIT ?"
 )
 # The first two keep the place in the order, and do not touch the index; the third (re)places.
-_UPDATE = "UPDATE records SET value = ?3 WHERE space = ?1 AND member = ?2"
-_SET = "INSERT INTO records VALUES (?, ?, NULL, ?) ON CONFLICT (space, member) DO UPDATE SET value = excluded.value"
+_UPDATE = "UPDATE members SET value = ?3 WHERE space = ?1 AND member = ?2"
+_SET = "INSERT INTO members VALUES (?, ?, NULL, ?) ON CONFLICT (space, member) DO UPDATE SET value = excluded.value"
 _PUT = (
-    "INSERT INTO records VALUES (?, ?, ?, ?) "
+    "INSERT INTO members VALUES (?, ?, ?, ?) "
     "ON CONFLICT (space, member) DO UPDATE SET score = excluded.score, value = excluded.value"
 )
-_DELETE = "DELETE FROM records WHERE space = ? AND member = ?"
-WIPE = "DELETE FROM records WHERE space = ?"
+_DELETE = "DELETE FROM members WHERE space = ? AND member = ?"
+WIPE = "DELETE FROM members WHERE space = ?"
 
 #: Below and above every (score, member).
 LOWEST: Pair = (float("-inf"), "")
@@ -57,7 +57,7 @@ _FEW, _MANY = 8, 512
 
 def _encoder() -> Callable[[Any], str]:
     """JSON as `json.dumps` makes it, without what that does before it begins: it is half of the time for a short value."""
-    plain = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    plain = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=lambda value: value.packed())
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return plain.encode

@@ -36,7 +36,23 @@ LARGEST_BATCH = 512
 #: For so many decisions after two were made together, more company is to be expected.
 COMPANY = 64
 
+#: For so many commands after others were found to have written, they are expected to do it again.
+WARY = 16
+
 NOT_ALONE = object()
+
+
+class Raised:
+    """An error that a command raised, in the place of its reply."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: HeadgateError) -> None:
+        self.error = error
+
+
+class _Stale(Exception):
+    """Others have written since, or are writing."""
 
 
 class Job:
@@ -83,6 +99,8 @@ class Transactions:
         self.company = 0
         self._gates: dict[str, SqliteRecords] = {}
         self._version = -1
+        #: Above 0 while others write to the file.
+        self._wary = 0
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -108,26 +126,29 @@ class Transactions:
             return None
 
     def alone(self, command: Command) -> Any:
-        """The same for one command while nobody else is there, in short; NOT_ALONE when it has to go the long way."""
+        """The same for one command while nobody else is there, in short; NOT_ALONE when it has to go the long way.
+
+        What fails by a mistake of the command is handed back as `Raised`.
+        """
         file = self.file
         if file is None or self.queue or time.monotonic() >= self._look_at or file.in_transaction:
             return NOT_ALONE
-        failure: HeadgateError | None = None
-        reply = None
+        records = self._gates.get(command.gate)
+        if records is None or self._wary:
+            self._wary -= self._wary > 0
+            return NOT_ALONE
+        records.execute = self._read
         try:
-            if not file.begin():
-                return NOT_ALONE
-            gates = self._gates
-            if (version := file.version()) != self._version:
-                gates.clear()
-                self._version = version
-            gate = command.gate
-            records = gates.get(gate) or self._load(file, gate)
             try:
                 reply = command.apply(file.now(), records)
             except HeadgateError as error:
-                failure = error
-            file.commit(records.write() if records.changed else 0)
+                reply = Raised(error)
+            self._stand(file, records)
+        except _Stale:
+            file.roll_back()
+            self._forget()
+            self._wary = WARY
+            return NOT_ALONE
         except BaseException as error:
             job = Job((command,))
             try:
@@ -135,10 +156,41 @@ class Transactions:
             finally:
                 self.withdraw(job)
             return job.result()
+        records.execute = file.execute
         self._settle(records)
-        if failure is not None:
-            raise failure
         return reply
+
+    # One that is alone decides by what is in mind. Its transaction begins when something has to be read, or at the end; if
+    # others have written by then, it has not happened.
+
+    def _begin(self, file: DatabaseFile) -> None:
+        if not file.begin() or file.version() != self._version:
+            raise _Stale
+
+    def _read(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        file = self.file
+        assert file is not None
+        if not file.in_transaction:
+            self._begin(file)
+        return file.execute(statement, parameters)
+
+    def _stand(self, file: DatabaseFile, records: SqliteRecords) -> None:
+        """Write what was decided. Raises _Stale, and nothing is written, where others have written before.
+
+        Nobody writes anything of a gate without its head, which has the number and the time of the last command: where the
+        head is still the one in mind, all else is. So most decisions are one statement.
+        """
+        if not file.in_transaction:
+            if not records.changed:
+                if file.version() != self._version:
+                    raise _Stale
+                return
+            if (heads := records.head_alone()) is not None:
+                if not file.swap_head(heads):
+                    raise _Stale
+                return
+            self._begin(file)
+        file.commit(records.write() if records.changed else 0)
 
     def withdraw(self, job: Job) -> bool:
         """Take a job back; False when it has already been decided, or is being."""
