@@ -36,8 +36,9 @@ LARGEST_BATCH = 512
 #: For so many decisions after two were made together, more company is to be expected.
 COMPANY = 64
 
-#: For so many commands after others were found to have written, they are expected to do it again.
-WARY = 16
+#: For so many commands after others were found to have written, they are expected to do it again: each begins with a
+#: transaction, since deciding in vain takes longer.
+WARY = 4096
 
 NOT_ALONE = object()
 
@@ -134,11 +135,14 @@ class Transactions:
         if file is None or self.queue or time.monotonic() >= self._look_at or file.in_transaction:
             return NOT_ALONE
         records = self._gates.get(command.gate)
-        if records is None or self._wary:
-            self._wary -= self._wary > 0
-            return NOT_ALONE
-        records.execute = self._read
         try:
+            if records is None or self._wary:
+                if not file.begin():
+                    return NOT_ALONE
+                self._compare(file)
+                records = self._gates.get(command.gate) or self._load(file, command.gate)
+            else:
+                records.execute = self._read
             try:
                 reply = command.apply(file.now(), records)
             except HeadgateError as error:
@@ -160,8 +164,18 @@ class Transactions:
         self._settle(records)
         return reply
 
-    # One that is alone decides by what is in mind. Its transaction begins when something has to be read, or at the end; if
-    # others have written by then, it has not happened.
+    def _compare(self, file: DatabaseFile) -> None:
+        """In a transaction: what is in mind is forgotten where others have written since."""
+        if (version := file.version()) == self._version:
+            self._wary -= self._wary > 0
+            return
+        if self._version != -1:
+            self._wary = WARY
+        self._gates.clear()
+        self._version = version
+
+    # One that is alone decides by what is in mind, unless others have written of late. Its transaction begins when something
+    # has to be read, or at the end; if others have written by then, it has not happened.
 
     def _begin(self, file: DatabaseFile) -> None:
         if not file.begin() or file.version() != self._version:
@@ -220,9 +234,7 @@ class Transactions:
         committing = False
         try:
             now = file.now()
-            if (version := file.version()) != self._version:
-                self._gates.clear()
-                self._version = version
+            self._compare(file)
             for job in jobs:
                 for command in job.commands:
                     gate = command.gate
