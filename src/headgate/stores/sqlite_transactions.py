@@ -174,8 +174,8 @@ class Transactions:
         self._gates.clear()
         self._version = version
 
-    # One that is alone decides by what is in mind, unless others have written of late. Its transaction begins when something
-    # has to be read, or at the end; if others have written by then, it has not happened.
+    # One that is alone decides by what is in mind, unless others wrote of late. Its transaction begins when something has
+    # to be read, or at the end; if others have written by then, it has not happened.
 
     def _begin(self, file: DatabaseFile) -> None:
         if not file.begin() or file.version() != self._version:
