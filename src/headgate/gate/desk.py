@@ -10,6 +10,7 @@ from ..commands import Extend, Release, Stand
 from ..errors import Denied, LeaseLost, StoreUnavailable
 from ..flows import denied, granted
 from ..model import NEVER, SECOND, Refusal, Wait
+from ..stores.base import DIGITS
 from .base import checked, checked_holder
 from .permit import UNTRACKED
 from .quick import numbers
@@ -83,12 +84,9 @@ class Desk:
         return Stand(plan, self._called(id), remembered=True, latest=latest)
 
     def _called(self, id: str | None) -> str:
-        """Ids made here do not tell their key, as a gate's own do: all are on record.
-
-        Their numbers have as many digits as `sqlite_permits` packs.
-        """
+        """Ids made here do not tell their key, as a gate's own do: all are on record."""
         if id is None:
-            return f"{self.gate._store.session}-{next(numbers):012d}"
+            return f"{self.gate._store.session}-{next(numbers):0{DIGITS}d}"
         self.gate._keeper.withdraw(id)
         return id
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, exp, log, pi, sin, sqrt
+from math import exp, log
 
 from .. import duration
 from ..tables import Table, listed, type_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from random import Random
 
     Sampler = Callable[[], float]
@@ -56,7 +56,8 @@ class Chance:
             low, width = self.plus + self.numbers[0], self.numbers[1] - self.numbers[0]
             return lambda: low + width * random()
         if self.kind == "lognormal":
-            return self._lognormal(rng).__next__
+            median, sigma, gauss = *self.numbers, rng.gauss
+            return lambda: plus + median * exp(sigma * gauss(0.0, 1.0))
         if self.kind == "exponential":
             mean = self.numbers[0]
             return lambda: plus - mean * log(1.0 - random())
@@ -64,15 +65,6 @@ class Chance:
             return self._mixed(rng)
         value = plus + self.numbers[0]
         return lambda: value
-
-    def _lognormal(self, rng: Random) -> Iterator[float]:
-        """Normal numbers come in pairs (Box and Muller's way), so a generator has the second at hand."""
-        random, plus = rng.random, self.plus
-        median, sigma = self.numbers
-        while True:
-            turn, radius = 2.0 * pi * random(), sigma * sqrt(-2.0 * log(1.0 - random()))
-            yield plus + median * exp(cos(turn) * radius)
-            yield plus + median * exp(sin(turn) * radius)
 
     def _mixed(self, rng: Random) -> Sampler:
         whole = sum(share for share, _ in self.parts)

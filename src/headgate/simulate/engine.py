@@ -96,7 +96,7 @@ class Engine:
         heappush(self._heap, (self.now + delay, self._number(), task, task.turn))
 
     def run(self, until: int) -> None:
-        """Let things happen until somebody sets `stopped`, nothing is left to happen, or the time is over."""
+        """Let things happen until somebody sets `stopped`, or the time is over."""
         heap, ready, number = self._heap, self.ready, self._number
         self.start(self._end(), until - self.now)
         while not self.stopped:

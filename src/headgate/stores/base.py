@@ -163,6 +163,11 @@ def shown(url: str) -> str:
     return f"{head}{separator}{f'{user}:***' if secret else '***'}@{where.partition('?')[0]}"
 
 
+#: How many digits the numbers of ids have that a guard makes, a session and a number: with as many in all they are in order
+#: as texts, by which SQLite packs them.
+DIGITS = 12
+
+
 def new_session() -> str:
     """A short name for this process that no other will have."""
     import os

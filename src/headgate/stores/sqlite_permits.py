@@ -14,6 +14,7 @@ id is in the run with the lowest key that is not below it, or in none. Each id i
 
 from __future__ import annotations
 
+from .base import DIGITS
 from .sqlite_space import SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from ..records import Score
     from .sqlite_records import SqliteRecords
     from .sqlite_space import Pair
-
-#: How many digits the number of an id has: as texts they are in order only if all have as many.
-DIGITS = 12
 
 #: Signs of a run up to which it stays with the head: together they should fit into one page of the file.
 _SHORT = 560
@@ -294,7 +292,8 @@ class Permits(SqliteSpace):
         return min(pairs, default=None)
 
     def scan(self, since: Score = float("-inf")) -> Iterator[Pair]:
-        raise NotImplementedError("nobody walks the permits")
+        # They are in three places, and a walk would read all of them: nothing that decides or looks does that.
+        raise NotImplementedError("permits are asked for by their ids or one after the other, and not walked")
 
     # --- the whole space ------------------------------------------------------------------------------------------
 
