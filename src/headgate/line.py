@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple, Protocol
 
     from .plan import Plan, Steps
-    from .records import Records, Space
+    from .records import Records, Space, Spaces
 
     class Asker(Protocol):
         """Whoever asks, and whose ticket may be the next."""
@@ -297,12 +297,12 @@ def _enter(records: Records, ticket: Ticket) -> bool:
     queue.put(ticket.id, None, ticket.arrival)
     row = kinds["lanes"][""].get(lane)
     if row is None:
-        tier = f"{ticket.tier}"
-        rest = records.space("rest", tier)
-        tag = max(meta_of(records).turns[ticket.tier], rest.get(lane) or 0.0)
+        meta = meta_of(records)
+        rest = records.space("rest", f"{ticket.tier}")
+        tag = max(meta.turns[ticket.tier], rest.get(lane) or 0.0)
         rest.delete(lane)
         # Of lanes that come at the same turn, the first to come goes first.
-        _turn(records, ticket.tier, 0.0, INSTANT)
+        kinds["line"][""]["meta"] = _turned(meta, ticket.tier, 0.0, INSTANT)
         _make_ready(records, lane, tag)
         return False
     if row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
@@ -311,14 +311,13 @@ def _enter(records: Records, ticket: Ticket) -> bool:
     return True
 
 
-def _turn(records: Records, tier: int, least: float, by: float) -> float:
-    """The virtual time of a tier moves on: to `least` at least, and by so much more. Returns it."""
-    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta_of(records)
+def _turned(meta: Meta, tier: int, least: float, by: float) -> Meta:
+    """The virtual time of a tier has moved on: to `least` at least, and by so much more."""
+    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta
     was = turns[tier]
     turn = (was if was > least else least) + by
-    turns = (*turns[:tier], turn, *turns[tier + 1 :])
-    records.kinds["line"][""]["meta"] = _new(Meta, (arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at))
-    return turn
+    turns = (turn,) if tiers == 1 else (*turns[:tier], turn, *turns[tier + 1 :])
+    return _new(Meta, (arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at))
 
 
 def _leave(records: Records, ticket: Ticket) -> None:
@@ -337,22 +336,24 @@ def _leave(records: Records, ticket: Ticket) -> None:
         due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
 
 
-def _advance(records: Records, lane: str, ticket: Ticket) -> None:
+def _advance(records: Records, lane: str, ticket: Ticket, meta: Meta) -> Meta:
     """The first of a ready lane was called: its lane's turn moves on by what the ticket takes."""
     kinds = records.kinds
+    tier, weight = ticket.tier, ticket.weight
     queue = kinds["lane"][lane]
     queue.delete(ticket.id)
     tag = kinds["lanes"][""].get(lane)[0]
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
-    turn = _turn(records, ticket.tier, tag, ticket.weight / (busy(records)[3] or 1))
+    meta = _turned(meta, tier, tag, weight / (busy(records)[3] or 1))
     if queue.first() is None:
-        _close(records, lane, ticket, tag + ticket.weight, "")
+        _close(records, lane, ticket, tag + weight, "")
     else:
-        _make_ready(records, lane, tag + ticket.weight)
-    rest = kinds["rest"][f"{ticket.tier}"]
-    while (first := rest.first()) is not None and first[0] <= turn:
+        _make_ready(records, lane, tag + weight)
+    rest = kinds["rest"][f"{tier}"]
+    while (first := rest.first()) is not None and first[0] <= meta.turns[tier]:
         rest.delete(first[1])
+    return meta
 
 
 def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str) -> None:
@@ -449,15 +450,17 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
         for _, id in list(kinds["of"][first[1]].scan()):
             remove(records, now, _ticket(records, id))
         sessions.delete(first[1])
-    if meta_of(records).tiers > 1:
+    meta = meta_of(records)
+    if meta.tiers > 1:
         young = kinds["young"][""]
         while (first := young.first()) is not None and first[0] <= now:
             _promote(records, first[1])
-    paused = busy(records)[0]
+        meta = meta_of(records)
+    paused, _, overrides, _, _ = busy(records)
     if paused > now:
-        _keep_timer(records, now, [(paused, "", _any_waiting(records))], (), ("calls", "sessions", "young"))
+        _keep_timer(records, now, meta, [(paused, "", _any_waiting(records))], (), ("calls", "sessions", "young"))
         return None
-    taken = _call_all(records, now, asker)
+    taken = _call_all(records, now, meta, overrides, asker)
     if taken is not None:
         _count(records, len(kinds["tickets"][""]))
     return taken
@@ -498,25 +501,25 @@ def _promote(records: Records, id: str) -> None:
     _enter(records, ticket._replace(tier=0))
 
 
-def _call_all(records: Records, now: int, asker: Asker | None) -> Any:
+def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Asker | None) -> Any:
     kinds = records.kinds
     own = "" if asker is None else asker.id
     taken = None
-    due = kinds["due"][""]
+    due, ready = kinds["due"][""], kinds["ready"]
     blocked: list[tuple[int, int]] = []
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
-    tiers = meta_of(records).tiers
-    overrides = busy(records)[2]
+    tiers = meta.tiers
     # Mostly no lane is parked, and none will be.
     parked = due.first() is not None
     for tier in range(tiers):
         while True:
             if parked:
                 _look_again(records, now, due, looked)
-            lane = _next_lane(records, tier, tiers, blocked)
-            if lane is None:
+            best = ready["0.0"].first() if tiers == 1 else _next_lane(ready, tier, tiers, blocked)
+            if best is None:
                 break
+            lane = best[1]
             ticket = _ticket(records, kinds["lane"][lane].first()[1])  # type: ignore[index]
             plan = recall(records, ticket.ref)
             steps = plan.steps
@@ -524,7 +527,9 @@ def _call_all(records: Records, now: int, asker: Asker | None) -> Any:
                 steps = plan.current(records)
                 if plan.too_large(steps) is not None:
                     # An override has made it impossible. Its waiter asks again, and is told so.
+                    kinds["line"][""]["meta"] = meta
                     remove(records, now, ticket)
+                    meta = meta_of(records)
                     records.wakes.append(Wake(ticket.session, ticket.id))
                     continue
             member = None
@@ -534,10 +539,11 @@ def _call_all(records: Records, now: int, asker: Asker | None) -> Any:
             if at <= now:
                 if asker is not None and ticket.id == own:
                     taken = asker.take(records, now, steps)
-                    _advance(records, lane, ticket)
+                    meta = _advance(records, lane, ticket, meta)
                     _forget(records, ticket)
                 else:
-                    _call(records, now, lane, ticket, plan.policy.claim, steps)
+                    _call(records, now, ticket, plan.policy.claim, steps)
+                    meta = _advance(records, lane, ticket, meta)
                 if ticket.lane:
                     freed(records, now, steps)
             elif member or (step is not None and step[7]):
@@ -551,11 +557,15 @@ def _call_all(records: Records, now: int, asker: Asker | None) -> Any:
                 assert step is not None
                 blocked.append((tier, max(0, step[6])))
                 waits.append((at, step[4], ticket))
+                if tiers == 1:  # there is no other class that could go by it
+                    if parked:
+                        _look_again(records, now, due, looked)
+                    break
     if parked and not waits and (first := due.first()) is not None:
         lane = records.space("parked", first[1]).first()[1]  # type: ignore[index]
         head = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
         waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
-    _keep_timer(records, now, waits, tuple(blocked), CLOCKS if parked or tiers > 1 else ("calls", "sessions"))
+    _keep_timer(records, now, meta, waits, tuple(blocked), CLOCKS if parked or tiers > 1 else ("calls", "sessions"))
     return taken
 
 
@@ -573,11 +583,8 @@ def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) 
             due.put(first[1], 1, now + SECOND)
 
 
-def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> str | None:
-    ready = records.kinds["ready"]
-    if tiers == 1:
-        best = None if blocked else ready["0.0"].first()
-        return None if best is None else best[1]
+def _next_lane(ready: Spaces, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> tuple[float, str] | None:
+    """The tag and the name of the lane whose turn it is, if none that waits is before it."""
     behind = min([from_rank for _, from_rank in blocked]) if blocked else NEVER
     best = None
     for rank in range(tiers) if tier == 0 else (tier,):
@@ -586,12 +593,11 @@ def _next_lane(records: Records, tier: int, tiers: int, blocked: list[tuple[int,
         first = ready[f"{tier}.{rank}"].first()
         if first is not None and (best is None or first < best):
             best = first
-    return None if best is None else best[1]
+    return best
 
 
-def _call(records: Records, now: int, lane: str, ticket: Ticket, claim: int, steps: Steps) -> None:
+def _call(records: Records, now: int, ticket: Ticket, claim: int, steps: Steps) -> None:
     hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
-    _advance(records, lane, ticket)
     kinds = records.kinds
     kinds["tickets"][""][ticket.id] = _marked(ticket, now + claim, 0)
     kinds["calls"][""].put(ticket.id, None, now + claim)
@@ -619,24 +625,28 @@ def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozense
 def _keep_timer(
     records: Records,
     now: int,
+    meta: Meta,
     waits: list[tuple[int, str, Ticket | None]],
     blocked: tuple[tuple[int, int], ...],
     clocks: tuple[str, ...],
 ) -> None:
     """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
     kinds = records.kinds
-    arrivals, tiers, was, was_at, _, turns, _, _ = meta_of(records)
-    at = min([at for at, _, _ in waits]) if waits else NEVER
+    arrivals, tiers, was, was_at, _, turns, _, _ = meta
+    holder, limit, at, free_at = None, "", NEVER, now
+    if waits:
+        free_at, limit, holder = waits[0]
+        at = free_at if len(waits) == 1 else min([at for at, _, _ in waits])
     for kind in clocks:
         first = kinds[kind][""].first()
         if first is not None and first[0] < at:
             at = first[0]
-    holder = waits[0][2] if waits else None
-    if holder is not None and len(kinds["sessions"][""]) > 1 and holder.session in (called := _with_calls_out(records)):
-        # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
-        holder = _any_waiting(records, called) or holder
-    timer = holder.id if holder else ""
-    limit, free_at = (waits[0][1], waits[0][0]) if waits else ("", now)
-    if holder is not None and (timer != was or at < was_at):
-        records.wakes.append(Wake(holder.session, holder.id, max(0, at - now)))
+    timer = ""
+    if holder is not None:
+        if len(kinds["sessions"][""]) > 1 and holder.session in (called := _with_calls_out(records)):
+            # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
+            holder = _any_waiting(records, called) or holder
+        timer = holder.id
+        if timer != was or at < was_at:
+            records.wakes.append(Wake(holder.session, timer, max(0, at - now)))
     kinds["line"][""]["meta"] = _new(Meta, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))

@@ -164,8 +164,13 @@ class DictSpace(dict):  # type: ignore[type-arg]
 
     def delete(self, member: Member) -> Any:
         self.pop(member, None)
-        score = self.fresh.pop(member, None)
-        return self.scores.pop(member, None) if score is None else score
+        score = self.scores.pop(member, None)
+        if score is None:
+            return self.fresh.pop(member, None)
+        chunk = self.chunks[0]
+        if chunk[0][1] == member and len(chunk) > 1:
+            del chunk[0]  # mostly it is the first that leaves
+        return score
 
     def score(self, member: Member) -> Any:
         score = self.fresh.get(member)
@@ -174,18 +179,20 @@ class DictSpace(dict):  # type: ignore[type-arg]
     def first(self) -> tuple[Any, Any] | None:
         if self.fresh:
             self._order()
-        scores = self.scores
-        if not scores:
-            return None
-        chunk = self.chunks[0]
-        if chunk and scores.get((pair := chunk[0])[1]) == pair[0]:
-            return pair
+        if scores := self.scores:
+            chunk = self.chunks[0]
+            if scores.get((pair := chunk[0])[1]) == pair[0]:
+                return pair
+            return self._first_of(scores)
+        return None
+
+    def _first_of(self, scores: dict[Any, Any]) -> tuple[Any, Any]:
+        """The first pair that still counts; those before it go."""
         while True:
             chunk = self.chunks[0]
             for stale, pair in enumerate(chunk):
                 if scores.get(pair[1]) == pair[0]:
-                    if stale:
-                        del chunk[:stale]
+                    del chunk[:stale]
                     return pair
             del self.chunks[0]
 

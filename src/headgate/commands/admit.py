@@ -7,7 +7,7 @@ from ..errors import IdConflict, KindChanged
 from ..limits import NO_LEASE
 from ..model import NEVER, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
-from ..records import busy
+from ..records import QUIET, busy
 from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
 
 TYPE_CHECKING = False
@@ -110,35 +110,35 @@ class Admit(Command):
                 records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
             elif known[5] != TAKEN_BACK:
                 return self._again(now, known)
-        ticket = None
         heeded = records.head[2]
         if heeded is not None and heeded[3]:
+            meta = line.meta_of(records)
             ticket = line.find(records, self.id) if self.id else None
             heard = False
             if ticket is not None:
                 if self.waits and ticket.session != self.session:
                     ticket = line.adopt(records, ticket, self.session)
                 heard = line.hear(records, now, ticket.session, ticket)
-            if heard or now >= line.meta_of(records).timer_at:
+            if heard or now >= meta.timer_at:
                 taken: Granted | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
                 if taken is not None:
                     return taken
+                meta = line.meta_of(records)
                 ticket = line.find(records, self.id) if self.id else None
-        if ticket is not None:
-            return self._ticket(records, now, ticket)
+            if ticket is not None:
+                return self._ticket(records, now, ticket)
         steps = steps_in_force(records, now, plan)
         if (step := plan.too_large(steps)) is not None:
             return Refusal(step[4], too_large(step, plan), now=now)
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)
-        paused, _, _, tickets, _ = busy(records)
+        paused, _, _, tickets, _ = records.head[2] or QUIET
         last: Step | None = None
         if paused > now:
             at = paused
-        elif tickets and line.is_behind(records, plan, meta := line.meta_of(records)):
-            at = max(now + 1, meta.free_at)
+        elif tickets and line.is_behind(records, plan, meta):
             if not self.waits:
-                return Wait(at, meta.limit or None, tickets + 1, now=now)
+                return self._in_line(meta, now, tickets + 1, paused)
         else:
             at, last = earliest_now(records, now, steps)
             if at <= now:
@@ -150,9 +150,10 @@ class Admit(Command):
             taken = line.serve(records, now, self)
             if taken is not None:
                 return taken
-        ticket = line.find(records, self.id)
-        assert ticket is not None
-        return self._ticket(records, now, ticket)
+            ticket = line.find(records, self.id)
+            assert ticket is not None
+            return self._ticket(records, now, ticket)
+        return self._in_line(meta, now, tickets + 1, paused)
 
     def _goes_by(self, records: Records, ticket: line.Ticket | None) -> bool:
         """Whether it asks for what its ticket does, with the limits that the line goes by."""
@@ -200,15 +201,19 @@ class Admit(Command):
                 line.serve(records, now)
             self._drop_own_wakes(records)
             return grant
-        _, _, timer, timer_at, _, _, limit, free_at = line.meta_of(records)
-        if timer == self.id:
+        meta = line.meta_of(records)
+        if meta.timer == self.id:
             self._drop_own_wakes(records)
         paused, _, _, tickets, _ = busy(records)
         place = ticket.place
+        return self._in_line(meta, now, place if place < tickets else tickets, paused)
+
+    def _in_line(self, meta: line.Meta, now: int, place: int, paused: int) -> Wait:
+        _, _, timer, timer_at, _, _, limit, free_at = meta
         return Wait(
             free_at if free_at > now else now + 1,
             limit or None,
-            place if place < tickets else tickets,
+            place,
             timer_at if timer == self.id else None,
             now,
             "paused" if paused > now else "",

@@ -87,10 +87,15 @@ class Settle(Command):
             lost = not self._lives(records, now, steps)
             if outcome is not None:
                 adapted = self._end_lease(records, now, steps, lost)
-        self._amounts(records, now, steps, lost, confirmed)
         only_confirmed = outcome is None and self.actual is None
-        if only_confirmed and not (lost or confirmed) and (plan.lease or permit is not None):
-            self._mark_confirmed(records, now, steps, permit)
+        if not only_confirmed:
+            self._amounts(records, now, steps, lost, confirmed)
+        elif not (lost or confirmed):
+            if self.worth:
+                for limit, member, cost, value, _, _, _, _ in steps:
+                    limit.confirm(records, now, member, cost, value, self.at)
+            if plan.lease or permit is not None:
+                self._mark_confirmed(records, now, steps, permit)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]
             ended = TAKEN_BACK if outcome == "unsent" else True
@@ -139,9 +144,7 @@ class Settle(Command):
         # A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back,
         # or shorten, what others were charged; so only what it cost in addition is charged.
         outcome, at, actual = self.outcome, self.at, self.actual
-        told = (self.worth and not (lost or confirmed)) and (
-            outcome in ("ok", "rate_limited", "overloaded") or (outcome is None and actual is None)
-        )
+        told = self.worth and not (lost or confirmed) and outcome in ("ok", "rate_limited", "overloaded")
         for limit, member, cost, value, _, _, _, _ in steps:
             if limit.leased:
                 continue

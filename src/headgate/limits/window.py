@@ -129,13 +129,15 @@ class Window(RateLimit):
         if stops == current:
             states[member] = ("window", total, first, held, until, promised, current, units + cost)
             return total >= value * WORTH_CONFIRMING  # type: ignore[no-any-return]
-        slots = self._slots(records, member)
+        slots = records.windows[member]
+        if current:
+            _add(slots, current, units)
         if at > now or promised:
             promised = True
             _forget_hint(slots, at)
         if stops < until:
             # Not the newest slot: what is confirmed, or goes before a promise.
-            slots.put(stops, cost + (slots.get(stops) or 0.0), stops)
+            _add(slots, stops, cost)
             current, units = 0, 0.0
         else:
             current, units = stops, cost
@@ -148,7 +150,7 @@ class Window(RateLimit):
         slots = records.windows[member]
         kind, total, first, held, until, promised, current, units = records.states.get(member)
         if current:
-            slots.put(current, units + (slots.get(current) or 0.0), current)
+            _add(slots, current, units)
             records.states[member] = (kind, total, first, held, until, promised, 0, 0.0)
         return slots
 
@@ -180,26 +182,37 @@ class Window(RateLimit):
 
     def _move(self, records: Records, member: str, cost: float, was: int, to: int | None) -> None:
         """Units that stop at `was` stop at `to` instead, or are given back."""
-        slots = self._slots(records, member)
-        units = slots.get(was)
-        if units is None:
-            return  # stopped counting, was reset, or was confirmed before
-        moved = cost if cost < units else units
-        if moved < units:
-            slots[was] = units - moved
+        _, total, first, held, until, promised, current, filled = records.states.get(member)
+        if was == current and cost <= filled:
+            slots = records.windows[member]
+            moved = cost
+            filled -= cost
+            if not filled:
+                current = 0
         else:
-            slots.delete(was)
-        _, total, first, held, until, promised, _, _ = records.states.get(member)
+            if was == current:
+                slots = self._slots(records, member)
+                current, filled = 0, 0.0
+            else:
+                slots = records.windows[member]
+            units = slots.get(was)
+            if units is None:
+                return  # stopped counting, was reset, or was confirmed before
+            moved = cost if cost < units else units
+            if moved < units:
+                slots[was] = units - moved
+            else:
+                slots.delete(was)
         if promised:
             slots.delete("hint")
         if to is None:
             # With the last slot goes whatever rounding left.
-            total = 0.0 if slots.first() is None else total - moved
+            total = total - moved if current or slots.first() is not None else 0.0
         else:
-            slots.put(to, moved + (slots.get(to) or 0.0), to)
+            _add(slots, to, moved)
             if to < first:
                 first = to
-        records.states[member] = ("window", total, first, held, until, promised, 0, 0.0)
+        records.states[member] = ("window", total, first, held, until, promised, current, filled)
 
     def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
         state = records.states.get(member)
@@ -231,19 +244,24 @@ class Window(RateLimit):
 
     def _prune(self, records: Records, now: int, member: str) -> tuple[float, bool]:
         """Slots that have stopped counting go. Returns what still counts, and whether any of it is promised."""
-        slots = self._slots(records, member)
-        _, total, _, held, until, promised, _, _ = records.states.get(member)
+        _, total, _, held, until, promised, current, units = records.states.get(member)
+        if promised or current <= now:
+            slots = self._slots(records, member)
+            current, units = 0, 0.0
+        else:
+            slots = records.windows[member]
         while (first := slots.first()) is not None and first[0] <= now:
             total -= slots.get(first[1])
             slots.delete(first[1])
         if first is None:
-            total, promised = 0.0, False
+            total, promised = units, False
             records.drop("windows", member)
         elif promised and until - self.span <= now:
             promised = False
             slots.delete("hint")
         total = max(total, 0.0)
-        records.states[member] = ("window", total, first[0] if first else NEVER, held, until, promised, 0, 0.0)
+        next_stop = first[0] if first else current or NEVER
+        records.states[member] = ("window", total, next_stop, held, until, promised, current, units)
         return total, promised
 
     # --- promises: slots that begin in the future ---------------------------------------------------------------
@@ -298,6 +316,10 @@ class Window(RateLimit):
             if counted + cost > value:
                 return int(stops - span)
         return at
+
+
+def _add(slots: Space, stops: int, units: float) -> None:
+    slots.put(stops, units + (slots.get(stops) or 0.0), stops)
 
 
 def _forget_hint(slots: Space, at: int) -> None:
