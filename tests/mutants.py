@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "time-runs-back",
         "commands/base.py",
-        "    if now < last:\n        now = last\n",
-        "",
+        "_begin_otherwise(max(now, last), records)",
+        "_begin_otherwise(now, records)",
         "time never goes back",
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "lanes-do-not-take-turns",
         "line.py",
-        "_make_ready(records, lane, tag + ticket.weight)",
+        "_make_ready(records, lane, tag + weight)",
         "_make_ready(records, lane, tag)",
         "lanes take turns by virtual time advanced by cost",
     ),
@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "line-forgets-no-asker",
         "line.py",
-        "_advance(records, lane, ticket)\n                    _forget(records, ticket)",
-        "_advance(records, lane, ticket)",
+        "_advance(records, lane, ticket, meta)\n                    _forget(records, ticket)",
+        "_advance(records, lane, ticket, meta)",
         "whoever takes what it asked for has no ticket any more",
     ),
 ]

@@ -105,14 +105,14 @@ def _in_line(
     timeout: int | None,
     reply: Any,
 ) -> Flow:
-    command = Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered)
+    ask = Execute(Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered))
     deadline = None if timeout is None else clock() + timeout
     standing = True
     try:
         if reply is None:
-            reply = yield Execute(command)
-        told = clock()
+            reply = yield ask
         while isinstance(reply, Wait):
+            told = clock()
             if timeout == 0:
                 standing = False
                 raise denied(plan, reply)
@@ -129,8 +129,7 @@ def _in_line(
                     break
                 if woken != TIMED_OUT:
                     delay = woken
-            reply = yield Execute(command)
-            told = clock()
+            reply = yield ask
         standing = False
     finally:
         # Denied, cancelled or interrupted: no ticket, call or grant stays behind.

@@ -133,7 +133,7 @@ def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: li
     """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
     kinds = records.kinds
     found = list(map(kinds["tickets"][""].get, ids))
-    if None not in found and kinds["calls"][""].first() is None and MISSED not in map(_hidden, found):
+    if all(found) and kinds["calls"][""].first() is None and not any(map(_hidden, found)):
         return  # the usual answer to a heartbeat, for hundreds
     for id, ticket in zip(ids, found, strict=True):
         if ticket is None:
@@ -180,6 +180,8 @@ def hear(records: Records, now: int, session: str, own: Ticket | None = None) ->
     sessions = records.kinds["sessions"][""]
     asleep: bool = sessions.get(session) == 1
     sessions.put(session, 0, now + SESSION)
+    if not asleep and (own is None or not own.hidden):
+        return False
     if asleep:
         for _, id in list(records.space("of", session).scan()):
             ticket = _ticket(records, id)

@@ -88,7 +88,7 @@ class Model:
         return self.whole or self.plan(checked)
 
     def plan(self, key: Mapping[str, str]) -> Plan:
-        plan = _new(Plan)
+        plan = _new(ShortPlan)
         plan.model = self
         plan.key = key
         plan.policy = self.policy
@@ -117,8 +117,7 @@ class Model:
 class Plan:
     """What one ask must pass: a model and a key.
 
-    Most asks go the short way, which needs no more than `slots`, `others` and `final`; the steps are made when somebody
-    looks at them.
+    Most asks go the short way, which needs no more than `slots`, `others` and `final`: see `ShortPlan`.
     """
 
     __slots__ = ("adapts", "final", "key", "lane", "lease", "model", "others", "plain", "policy", "rank", "ref", "slots",
@@ -145,20 +144,6 @@ class Plan:
     #: The values of its key, as a name: one lane of the line.
     lane: str
 
-    def __getattr__(self, name: str) -> Any:
-        # Only what has not been made yet is looked for here.
-        key = self.key
-        if name == "steps":
-            self.steps = tuple(
-                (limit, name if by is None else name + key[by], cost, value, base, share, rank, by is not None)
-                for limit, name, by, cost, value, base, share, rank in self.model.rows
-            )
-            return self.steps
-        if name == "lane":
-            self.lane = ",".join([f"{by}={key[by]}" for by in self.policy.keys]) if key else ""
-            return self.lane
-        raise AttributeError(name)
-
     def current(self, records: Records) -> Steps:
         """The steps with the values in force: an override for the key, else for the limit, else its own."""
         overrides = records.space("overrides")
@@ -180,6 +165,27 @@ class Plan:
             if step[2] > step[0].largest(step[3]):
                 return step
         return None
+
+
+class ShortPlan(Plan):
+    """A plan whose steps and lane nobody has looked at yet: then they are made, and it is a `Plan` like any other.
+
+    A class of its own, because one with a `__getattr__` is slow to look at in everything else.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("steps", "lane"):
+            raise AttributeError(name)
+        key = self.key
+        self.steps = tuple(
+            (limit, name if by is None else name + key[by], cost, value, base, share, rank, by is not None)
+            for limit, name, by, cost, value, base, share, rank in self.model.rows
+        )
+        self.lane = ",".join([f"{by}={key[by]}" for by in self.policy.keys]) if key else ""
+        self.__class__ = Plan  # type: ignore[assignment]
+        return getattr(self, name)
 
 
 def earliest(records: Records, now: int, steps: Steps, start: int) -> tuple[int, Step | None]:
@@ -452,7 +458,7 @@ _plans: dict[Ref, Plan] = {}
 def remember(records: Records, policy: Policy) -> None:
     """Leave the policy beside the state, so that whoever serves the line later can make the plan again."""
     policies = records.kinds["policies"][""]
-    if policies.get(policy.fingerprint) is None:
+    if policies.get(policy._fingerprint) is None:
         policies[policy.fingerprint] = policy.spec()
 
 

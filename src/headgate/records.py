@@ -102,6 +102,12 @@ FRESH: Head = (0, 0, None)
 
 _CHUNK = 512
 
+#: The kinds that have one space each, under no name; and those with many.
+ALONE = (
+    *("assumed", "calls", "due", "lanes", "line", "overrides", "permits", "policies", "sessions", "tickets", "young"),
+)
+NAMED = ("lane", "leases", "of", "parked", "promised", "ready", "rest", "windows")
+
 
 def busy(records: Records) -> Busy:
     return records.head[2] or QUIET
@@ -147,20 +153,20 @@ class DictSpace(dict):  # type: ignore[type-arg]
     def put(self, member: Member, value: Any, score: Score) -> None:
         self[member] = value
         scores = self.scores
-        if scores and member in scores:
-            if scores[member] == score:
-                return
+        if member not in scores:
+            if not self.fresh and (last := self.chunks[-1]) and last[-1][0] < score and len(last) < _CHUNK:
+                scores[member] = score  # at the end, where most are put: a line, what ends so long from now
+                last.append((score, member))
+            else:
+                self.fresh[member] = score
+        elif scores[member] != score:
             if len(scores) == 1 and not self.fresh:
                 # Alone, and so the first: the one process that waits, the one lane that is ready.
                 scores[member] = score
                 self.chunks = [[(score, member)]]
-                return
-            del scores[member]
-        elif not self.fresh and (last := self.chunks[-1]) and last[-1][0] < score and len(last) < _CHUNK:
-            scores[member] = score  # at the end, where most are put: a line, what ends so long from now
-            last.append((score, member))
-            return
-        self.fresh[member] = score
+            else:
+                del scores[member]
+                self.fresh[member] = score
 
     def delete(self, member: Member) -> Any:
         self.pop(member, None)
@@ -292,7 +298,10 @@ class Kinds(dict):  # type: ignore[type-arg]
 
 
 class DictRecords:
-    """The state of one gate in memory."""
+    """The state of one gate in memory.
+
+    `kinds`, and what it has of a kind with one space, are mere dicts: those with a `__missing__` take five times as long.
+    """
 
     __slots__ = ("gate", "head", "kinds", "leases", "promised", "seen", "states", "wakes", "windows")
 
@@ -302,16 +311,18 @@ class DictRecords:
         self.seen = 0
         self.wakes: list[Wake] = []
         self.states = DictSpace()
-        self.kinds = Kinds(lambda kind: _Spaces())
+        self.kinds: dict[str, dict[str, DictSpace]] = {kind: {"": DictSpace()} for kind in ALONE}
+        self.kinds.update((kind, _Spaces()) for kind in NAMED)
         self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
 
     def space(self, kind: str, name: str = "") -> DictSpace:
-        return self.kinds[kind][name]  # type: ignore[no-any-return]
+        return self.kinds[kind][name]
 
     def drop(self, kind: str, name: str = "") -> None:
-        spaces = self.kinds.get(kind)
-        if spaces is not None:
-            spaces.pop(name, None)
+        if kind in ALONE:
+            self.kinds[kind][name] = DictSpace()
+        else:
+            self.kinds[kind].pop(name, None)
 
     def names(self, kind: str) -> list[str]:
-        return list(self.kinds.get(kind, ()))
+        return list(self.kinds[kind])

@@ -127,12 +127,12 @@ class Admit(Command):
                 ticket = line.find(records, self.id) if self.id else None
             if ticket is not None:
                 return self._ticket(records, now, ticket)
-        steps = steps_in_force(records, now, plan)
+        paused, _, overrides, tickets, lost = records.head[2] or QUIET
+        steps = steps_in_force(records, now, plan) if overrides or lost else plan.steps
         if (step := plan.too_large(steps)) is not None:
             return Refusal(step[4], too_large(step, plan), now=now)
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)
-        paused, _, _, tickets, _ = records.head[2] or QUIET
         last: Step | None = None
         if paused > now:
             at = paused
@@ -255,7 +255,12 @@ class Stand(Admit):
         remembered: bool = False,
         latest: int = NEVER,
     ) -> None:
-        super().__init__(plan, id, holder, lease)
+        # What Admit does, without asking for it: there is one of these for every ask that may wait.
+        self.gate = plan.policy.name
+        self.plan = plan
+        self.id = id
+        self.holder = holder
+        self.lease = lease
         self.waits = waits
         self.session = session
         self.remembered = remembered

@@ -53,15 +53,21 @@ class Command:
 def begin(now: int, records: Records) -> int:
     """The store's time, never backwards; and state that was lost is noticed here."""
     seq, last, rest = records.head
-    if now < last:
-        now = last
+    if now < last or seq < records.seen or not seq & REAP_MASK:
+        return _begin_otherwise(max(now, last), records)
+    records.head = (seq + 1, now, rest)
+    return now
+
+
+def _begin_otherwise(now: int, records: Records) -> int:
+    seq, _, rest = records.head
     if seq < records.seen:
         records.head = (records.seen + 1, now, rest)
         records.drop("assumed")
         amend(records, lost=now)
     else:
         records.head = (seq + 1, now, rest)
-    if not seq % REAP_EVERY:
+    if not seq & REAP_MASK:
         _reap(now, records)
     return now
 

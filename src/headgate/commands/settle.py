@@ -76,38 +76,47 @@ class Settle(Command):
     def apply(self, now: int, records: Records) -> Ended:
         plan, outcome = self.plan, self.outcome
         now = begin(now, records)
-        steps = plan.current(records) if busy(records)[2] else plan.steps
-        permit = records.space("permits").get(self.id) if self.remembered else None
-        if permit is not None and permit[5]:
-            return LOST  # releasing twice is harmless, and whoever comes second is told
-        # A confirmation that is said again, since its reply was lost, must not shorten what somebody else was charged.
-        confirmed = self.confirmed or (permit[7] if permit is not None and len(permit) > 7 else 0)
-        lost = adapted = False
-        if plan.lease:
-            lost = not self._lives(records, now, steps)
-            if outcome is not None:
-                adapted = self._end_lease(records, now, steps, lost)
-        only_confirmed = outcome is None and self.actual is None
-        if not only_confirmed:
-            self._amounts(records, now, steps, lost, confirmed)
-        elif not (lost or confirmed):
-            if self.worth:
-                for limit, member, cost, value, _, _, _, _ in steps:
-                    limit.confirm(records, now, member, cost, value, self.at)
-            if plan.lease or permit is not None:
-                self._mark_confirmed(records, now, steps, permit)
+        heeded = records.head[2]
+        steps = plan.current(records) if heeded is not None and heeded[2] else plan.steps
+        permit, confirmed = None, self.confirmed
+        if self.remembered and (permit := records.space("permits").get(self.id)) is not None:
+            if permit[5]:
+                return LOST  # releasing twice is harmless, and whoever comes second is told
+            if len(permit) > 7:
+                # A confirmation that is said again, since its reply was lost, must not shorten what somebody else was
+                # charged.
+                confirmed = confirmed or permit[7]
+        lost = bool(plan.lease) and not self._lives(records, now, steps)
+        if outcome is None and self.actual is None:
+            return self._confirm(records, now, steps, permit, lost, confirmed)
+        adapted = outcome is not None and self._end_lease(records, now, steps, lost)
+        self._amounts(records, now, steps, lost, confirmed)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]
             ended = TAKEN_BACK if outcome == "unsent" else True
             records.space("permits").put(self.id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
         if self.retry_after and outcome in ("rate_limited", "overloaded"):
             pause(records, now + self.retry_after, f"upstream: {outcome}")
-        if busy(records)[3] and not (only_confirmed and line.is_early(records, now, plan)):
+        if busy(records)[3]:
             line.freed(records, now, steps)
             line.serve(records, now)
         if outcome is None:
-            return Ended(lost, at=confirmed or now if only_confirmed else now)
+            return Ended(lost, at=now)
         return Ended(lost, adapted) if lost or adapted else ENDED
+
+    def _confirm(self, records: Records, now: int, steps: Steps, permit: Any, lost: bool, confirmed: int) -> Ended:
+        plan = self.plan
+        if not (lost or confirmed):
+            if self.worth:
+                for limit, member, cost, value, _, _, _, _ in steps:
+                    limit.confirm(records, now, member, cost, value, self.at)
+            if plan.lease or permit is not None:
+                self._mark_confirmed(records, now, steps, permit)
+        heeded = records.head[2]
+        if heeded is not None and heeded[3] and not line.is_early(records, now, plan):
+            line.freed(records, now, steps)
+            line.serve(records, now)
+        return Ended(lost, False, confirmed or now)
 
     def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
         """Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time."""

@@ -207,16 +207,15 @@ class Upstream:
         self._begun = now * 1000
 
     def _of(self, key: str) -> list[Book]:
-        found = self._books.get(key)
-        if found is None:
-            found = self._books[key] = [*self._shared, *(self._open(rule) for rule in self._keyed)]
-        return found
+        if key not in self._books:
+            self._books[key] = [*self._shared, *(self._open(rule) for rule in self._keyed)]
+        return self._books[key]
 
     def arrive(self, now: int, costs: Mapping[str, float], key: str = "") -> bool:
         """A call comes in: whether it is accepted. `now` is the simulation's time in microseconds."""
         at = now * 1000 + self._offset
         age = now * 1000 - self._begun
-        books = self._of(key)
+        books = self._books.get(key) or self._of(key)
         for book in books:
             if not book.room(at, age, costs[book.unit]):
                 return False

@@ -105,27 +105,24 @@ class Engine:
                 if task.turn != turn:
                     continue
             else:
-                now, _, task, turn = heappop(heap)
+                self.now, _, task, turn = heappop(heap)
                 if task.turn != turn:
                     continue
-                self.now = now
-                value = None
-                if task.parked:
-                    task.parked = False
-                    value = TIMED_OUT
+                value = TIMED_OUT if task.parked else None
+                task.parked = False
             try:
                 delay = task.send(value)
-                while task.mail and (delay is None or delay < 0):
+                while delay is None or delay < 0:
+                    if not task.mail:
+                        task.parked = True
+                        if delay is not None:
+                            self.push(task, -1 - delay)
+                        break
                     delay = task.send(task.mail.popleft())
+                else:
+                    heappush(heap, (self.now + delay, number(), task, task.turn))
             except StopIteration:
                 continue
-            if delay is None:
-                task.parked = True
-            elif delay >= 0:
-                heappush(heap, (self.now + delay, number(), task, task.turn))
-            else:
-                task.parked = True
-                heappush(heap, (self.now - 1 - delay, number(), task, task.turn))
 
     def _end(self) -> Steps:
         self.stopped = True

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ..model import Wake
     from .engine import Steps, Task
     from .scenario import Scenario
     from .strategies import Held
@@ -72,7 +73,13 @@ class Process:
         self.alive = True
         if isinstance(self.fleet.strategy, Headgate):
             self._resting = False
+            self.fleet.strategy.store.adopt(self.session, self._wake)
             self.keeper = self.fleet.engine.start(self._keep(self.fleet.strategy))
+
+    def _wake(self, wake: Wake) -> None:
+        """The store has something to say to one of the workers."""
+        if (listener := self.tickets.get(wake.ticket)) is not None:
+            listener(wake.delay)
 
     def ring(self) -> None:
         """There is something to keep."""

@@ -238,10 +238,8 @@ class Headgate(Strategy):
         if plan.lane:
             id = f"{id}~{plan.lane}"
         flow = acquire(plan, id, process.session, self.clock, lease=plan.lease)
-        listener = worker.tell if hop is None else worker.tell_later
         worker.task.mail.clear()
-        store.listen(id, listener)
-        process.tickets[id] = listener
+        process.tickets[id] = worker.tell if hop is None else worker.tell_later
         try:
             effect = next(flow)
             while True:
@@ -270,7 +268,6 @@ class Headgate(Strategy):
                     break
             raise
         finally:
-            store.unlisten(id)
             process.tickets.pop(id, None)
         if plan.lease:
             process.leases[id] = held
@@ -311,8 +308,7 @@ class Headgate(Strategy):
         yield int(self._hop())
 
     def crashed(self, process: Process) -> None:
-        for id in process.tickets:
-            self.store.unlisten(id)
+        self.store.disown(process.session)
         process.tickets.clear()
         process.leases.clear()
 
