@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "call-kept-for-ever",
         "line.py",
-        "    while (first := calls.first()) is not None and first[0] <= now:",
-        "    while (first := calls.first()) is not None and first[0] <= 0:",
+        "    while calls and (first := calls.first()) is not None and first[0] <= now:",
+        "    while calls and (first := calls.first()) is not None and first[0] <= 0:",
         "a call that is not taken is given back",
     ),
     Mutant(

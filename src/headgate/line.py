@@ -133,7 +133,7 @@ def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: li
     """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
     kinds = records.kinds
     found = list(map(kinds["tickets"][""].get, ids))
-    if all(found) and kinds["calls"][""].first() is None and not any(map(_hidden, found)):
+    if all(found) and not kinds["calls"][""] and not any(map(_hidden, found)):
         return  # the usual answer to a heartbeat, for hundreds
     for id, ticket in zip(ids, found, strict=True):
         if ticket is None:
@@ -242,7 +242,7 @@ def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
     """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
     mine = records.space("of", ticket.session)
     mine.delete(ticket.id)
-    if mine.first() is None:
+    if not mine:
         records.drop("of", ticket.session)
         records.space("sessions").delete(ticket.session)
     ticket = ticket._replace(session=session)
@@ -271,7 +271,7 @@ def _forget(records: Records, ticket: Ticket) -> None:
         kinds["young"][""].delete(ticket.id)
     mine = kinds["of"][ticket.session]
     mine.delete(ticket.id)
-    if mine.first() is None:
+    if not mine:
         records.drop("of", ticket.session)
         kinds["sessions"][""].delete(ticket.session)
 
@@ -329,7 +329,7 @@ def _leave(records: Records, ticket: Ticket) -> None:
     was_first = queue.first() == (ticket.arrival, ticket.id)
     queue.delete(ticket.id)
     row = records.space("lanes").get(lane)
-    if queue.first() is None:
+    if not queue:
         _close(records, lane, ticket, row[0], row[1])
     elif was_first and row[1]:
         _unpark(records, lane, row)
@@ -348,12 +348,12 @@ def _advance(records: Records, lane: str, ticket: Ticket, meta: Meta) -> Meta:
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
     meta = _turned(meta, tier, tag, weight / (busy(records)[3] or 1))
-    if queue.first() is None:
+    if not queue:
         _close(records, lane, ticket, tag + weight, "")
     else:
         _make_ready(records, lane, tag + weight)
     rest = kinds["rest"][f"{tier}"]
-    while (first := rest.first()) is not None and first[0] <= meta.turns[tier]:
+    while rest and (first := rest.first()) is not None and first[0] <= meta.turns[tier]:
         rest.delete(first[1])
     return meta
 
@@ -372,7 +372,7 @@ def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str)
 def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
     space = records.space(kind, name)
     space.delete(lane)
-    if space.first() is None:
+    if not space:
         records.drop(kind, name)
         if kind == "parked":
             records.space("due").delete(name)
@@ -445,7 +445,7 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
     """
     kinds = records.kinds
     calls = kinds["calls"][""]
-    while (first := calls.first()) is not None and first[0] <= now:
+    while calls and (first := calls.first()) is not None and first[0] <= now:
         _give_back(records, now, first[1])
     sessions = kinds["sessions"][""]
     while (first := sessions.first()) is not None and first[0] <= now:
@@ -513,7 +513,7 @@ def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Ask
     looked: dict[str, str] = {}
     tiers = meta.tiers
     # Mostly no lane is parked, and none will be.
-    parked = due.first() is not None
+    parked = bool(due)
     for tier in range(tiers):
         while True:
             if parked:
@@ -580,7 +580,7 @@ def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) 
             continue
         _unpark(records, lane[1], records.space("lanes").get(lane[1]))
         looked.setdefault(lane[1], first[1])
-        if records.space("parked", first[1]).first() is not None:
+        if records.space("parked", first[1]):
             # It is looked at again when this one is called or leaves; and at last by itself.
             due.put(first[1], 1, now + SECOND)
 
@@ -640,8 +640,7 @@ def _keep_timer(
         free_at, limit, holder = waits[0]
         at = free_at if len(waits) == 1 else min([at for at, _, _ in waits])
     for kind in clocks:
-        first = kinds[kind][""].first()
-        if first is not None and first[0] < at:
+        if (clock := kinds[kind][""]) and (first := clock.first()) is not None and first[0] < at:
             at = first[0]
     timer = ""
     if holder is not None:

@@ -204,6 +204,10 @@ def earliest(records: Records, now: int, steps: Steps, start: int) -> tuple[int,
 
 def blocked_by(records: Records, now: int, steps: Steps) -> tuple[int, Step | None]:
     """Like `earliest` for now, in one pass; a keyed limit that refuses is named before a shared one."""
+    if len(steps) == 1:
+        step = steps[0]
+        then = step[0].earliest(records, now, step[1], step[2], step[3], now)
+        return (then, step) if then > now else (now, None)
     at, last = now, None
     keyed_at, keyed = now, None
     for step in steps:

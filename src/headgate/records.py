@@ -54,7 +54,8 @@ if TYPE_CHECKING:
             """(score, member) in order, from `since` on. The space must not change meanwhile."""
 
         def __len__(self) -> int:
-            """How many members there are. Never kept apart from the members themselves."""
+            """How many members there are. Never kept apart from the members themselves. A space is true when there are
+            any, also one that is not counted, as long as its members have scores."""
 
     class Spaces(Protocol):
         """Spaces by member, made when they are first asked for."""

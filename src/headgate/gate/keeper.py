@@ -245,6 +245,8 @@ class Keeper:
         commands = []
         for gate in gates:
             tickets = tuple(self._tickets.get(gate, ())) if beating else ()
+            if self.store.instant:
+                tickets = tickets[:1]  # no wake is lost on its way, and they die together: one stands for all
             rows = tuple(permit.lease_row() for permit in leases.get(gate, ()))
             commands.append(Renew(gate, rows, self.store.session if tickets else "", tickets))
         replies = self.store.execute(commands)
@@ -294,7 +296,8 @@ class Keeper:
 
     def _told(self, gate: str, pulse: Any) -> None:
         mine = self._tickets.get(gate, {})
-        for ticket in (*pulse.called, *pulse.unknown):
+        unknown = tuple(mine) if pulse.unknown and self.store.instant else pulse.unknown
+        for ticket in (*pulse.called, *unknown):
             listener = mine.get(ticket)
             if listener is not None:
                 listener(None)

@@ -102,6 +102,8 @@ class Process:
             due = [held for held in self.leases.values() if held.due <= now] if self.leases else []
             if beating or due:
                 tickets = tuple(self.tickets) if beating else ()
+                if ours.instant:
+                    tickets = tickets[:1]  # as a keeper does whose store is in its process
                 rows = tuple((held.plan, held.id, held.at, held.plan.lease, held.fence, None) for held in due)
                 pulse = ours.store.decide(Renew(gate, rows, self.session if tickets else "", tickets))
                 for held in due:

@@ -218,6 +218,7 @@ class Headgate(Strategy):
         )
         self._confirms = self.scenario.confirm
         self._hop = None if self.scenario.delay.is_zero else self.scenario.delay.sampler(self.rng)
+        self.instant = self._hop is None
         self._plans: dict[str, Plan] = {}
         self._variable = any(chance.kind != "constant" for _, chance in self.scenario.cost)
         self._ids = 0

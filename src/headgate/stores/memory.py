@@ -77,10 +77,15 @@ class MemoryStore:
 
     def decide(self, command: Command) -> Any:
         records = self._gates.get(command.gate) or self._records(command.gate)
+        wakes = None
         with self._lock:
             reply = command.apply(self._clock(), records)
-        if records.wakes:
-            self._wake(records)
+            if records.wakes:
+                wakes = records.wakes[:]
+                records.wakes.clear()
+        if wakes is not None:
+            for wake in wakes:
+                self._listeners.tell(wake)
         return reply
 
     def caller(self, gate: str) -> Callable[..., Any]:

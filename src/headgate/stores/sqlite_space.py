@@ -195,6 +195,9 @@ class SqliteSpace:
 
     # --- size ---------------------------------------------------------------------------------------------------
 
+    def __bool__(self) -> bool:
+        return self.first() is not None
+
     def __len__(self) -> int:
         if not self._counted:
             raise NotImplementedError(f"{self._key} is not counted: see COUNTED in sqlite_records.py")
