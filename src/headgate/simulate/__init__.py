@@ -10,7 +10,7 @@ from ..errors import ConfigError, Denied, InvalidInput
 from ..limits import Window
 from ..planning import slack_costs
 from .fleet import Fleet
-from .result import COLUMNS, Result, Row, jain, percentile, span
+from .result import COLUMNS, Result, Row, jain, percentiles, span
 from .scenario import Scenario, load, parse
 from .strategies import STRATEGIES
 
@@ -72,6 +72,7 @@ def _row(scenario: Scenario, fleet: Fleet) -> Row:
         rates, slots = fleet.upstream.least_spans(tally.units, tally.work, tally.by_key)
         # The last call's work is part of what slots did.
         utilisation = min(1.0, max(rates / took, slots / (took + scenario.work.mean / 1e6)))
+    p50, p99 = percentiles(tally.waits, 0.5, 0.99)
     return Row(
         strategy=fleet.strategy.name,
         done=tally.done,
@@ -79,8 +80,8 @@ def _row(scenario: Scenario, fleet: Fleet) -> Row:
         utilisation=utilisation,
         refused=len(tally.refused),
         makespan=tally.last_done or (fleet.engine.now - fleet.engine.begun) / 1e6,
-        wait_p50=percentile(tally.waits, 0.5),
-        wait_p99=percentile(tally.waits, 0.99),
+        wait_p50=p50,
+        wait_p99=p99,
         fairness=jain(tally.shares),
         tally=tally,
         total=scenario.total,

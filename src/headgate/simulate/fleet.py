@@ -260,6 +260,8 @@ class Fleet:
         drawn = [(unit, chance.sampler(self.rng)) for unit, chance in scenario.cost]
         fixed = all(chance.kind == "constant" for _, chance in scenario.cost)
         costs = {unit: draw() for unit, draw in drawn}
+        for unit in costs:
+            tally.units.setdefault(unit, 0.0)
         slack = self._slack
         while True:
             worker.job = pool.take()
@@ -333,8 +335,8 @@ class Fleet:
         tally = self.tally
         tally.work += work / 1e6
         units = tally.units
-        for unit, amount in costs.items():
-            units[unit] = units.get(unit, 0.0) + amount
+        for unit in costs:
+            units[unit] += costs[unit]
         if key:
             requests, worked = tally.by_key.get(key, (0.0, 0.0))
             tally.by_key[key] = (requests + costs["requests"], worked + work / 1e6)

@@ -146,12 +146,10 @@ def span(seconds: float) -> str:
     return f"{seconds / 86_400:.2f} days"
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all do not exceed; 0 where there is none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def percentiles(values: Sequence[float], *shares: float) -> list[float]:
+    """For each share, the value that so many of all do not exceed; 0 where there is none."""
+    ordered = sorted(values) or [0.0]
+    return [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in shares]
 
 
 def jain(shares: Sequence[float]) -> float:
