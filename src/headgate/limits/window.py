@@ -254,7 +254,9 @@ class Window(RateLimit):
             total -= slots.get(first[1])
             slots.delete(first[1])
         if first is None:
-            total, promised = units, False
+            promised = False
+            if not current:
+                total = 0.0  # with the last slot goes whatever rounding left
             records.drop("windows", member)
         elif promised and until - self.span <= now:
             promised = False

@@ -157,21 +157,31 @@ function makers.window()
 
     -- Units that stop at `was` stop at `to` instead, or are given back.
     function Window:_move(now, value, member, cost, was, to)
-      local slots = self:_slots(member)
+      local slots = space('windows', member)
       if not self:_is_whole(slots, member) then
         self:_count_anew(now, member, value)
         return
       end
-      local units = slots:get(was)
-      if not units then return end -- stopped counting, was reset, or was confirmed before
-      local moved = cost < units and cost or units
-      if moved < units then
-        slots:set(was, units - moved)
-      else
-        slots:delete(was)
-      end
       local state = states:get(member)
       local total, first, held, until_, promised = state[2], state[3], state[4], state[5], state[6]
+      local current, filled, moved = state[7], state[8], cost
+      if was == current and cost <= filled then
+        filled = filled - cost
+        if filled == 0 then current = 0 end
+      else
+        if was == current then
+          slots = self:_slots(member)
+          current, filled = 0, 0
+        end
+        local units = slots:get(was)
+        if not units then return end -- stopped counting, was reset, or was confirmed before
+        if units <= cost then
+          moved = units
+          slots:delete(was)
+        else
+          slots:set(was, units - moved)
+        end
+      end
       if not to then
         total = total - moved
       else
@@ -179,8 +189,8 @@ function makers.window()
         first = min(first, to)
       end
       if promised then slots:delete('hint') end
-      if not slots:first() then total = 0 end -- whatever rounding left
-      states:set(member, {'window', total, first, held, until_, promised, 0, 0})
+      if current == 0 and not slots:first() then total = 0 end -- whatever rounding left
+      states:set(member, {'window', total, first, held, until_, promised, current, filled})
     end
 
     function Window:hold(now, member, cost, lease)
@@ -213,12 +223,14 @@ function makers.window()
       return usage_of(self, member, max(0, total + state[4]), value, free_in, total > 0 and state[5] - now or 0)
     end
 
-    -- Whether all that counts is in the slots. The first is where it should be, unless it was given back or they are gone.
+    -- Whether all that counts is in the slots, or in the one that is being filled. The first is where it should be, unless
+    -- it was given back or they are gone.
     function Window:_is_whole(slots, member)
       local state = states:get(member)
-      local first = slots:first() or NEVER
-      if first == state[3] and (first == NEVER or slots:get(first)) then return true end
-      local found, left = slots:scan(), state[2]
+      local in_order = slots:first() or NEVER
+      local first = state[7] ~= 0 and min(in_order, state[7]) or in_order
+      if first == state[3] and (in_order == NEVER or slots:get(in_order)) then return true end
+      local found, left = slots:scan(), state[2] - state[8]
       slots:prefetch_pairs(found)
       for _, pair in ipairs(found) do
         local units = slots:get(pair[2])
@@ -242,10 +254,11 @@ function makers.window()
 
     -- Slots that have stopped counting go. Returns what still counts, and whether any of it is promised.
     function Window:_prune(now, member, value)
-      local slots = self:_slots(member)
-      if not self:_is_whole(slots, member) then return self:_count_anew(now, member, value) end
       local state = states:get(member)
-      local total, until_, promised = state[2], state[5], state[6]
+      local slots = (state[6] or state[7] <= now) and self:_slots(member) or space('windows', member)
+      if not self:_is_whole(slots, member) then return self:_count_anew(now, member, value) end
+      state = states:get(member)
+      local total, until_, promised, current = state[2], state[5], state[6], state[7]
       local first = slots:first()
       while first and first <= now do
         total = total - slots:get(first)
@@ -253,14 +266,16 @@ function makers.window()
         first = slots:first()
       end
       if not first then
-        total, promised = 0, false
+        promised = false
+        if current == 0 then total = 0 end -- with the last slot goes whatever rounding left
         drop('windows', member)
       elseif promised and until_ - self.span <= now then
         promised = false
         slots:delete('hint')
       end
       total = max(total, 0)
-      states:set(member, {'window', total, first or NEVER, state[4], until_, promised, 0, 0})
+      first = first or (current ~= 0 and current) or NEVER
+      states:set(member, {'window', total, first, state[4], until_, promised, current, state[8]})
       return total, promised
     end
 
