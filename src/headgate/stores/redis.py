@@ -9,14 +9,16 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ..commands import Cancel
+from ..commands import Cancel, Stand
 from ..errors import HeadgateError, IdConflict
+from ..model import Wait
 from .base import at_fork, ignore_loss, new_session
 from .redis_aio import Loop
 from .redis_batches import Call, Calls
 from .redis_client import Endpoint
-from .redis_threads import Lane, Threads
-from .redis_wake import Subscriber
+from .redis_lane import NOT_YET, Lane
+from .redis_threads import Threads
+from .redis_wake import Errands, Subscriber
 from .remote import AsyncJob, Job
 
 TYPE_CHECKING = False
@@ -64,12 +66,13 @@ class RedisStore:
         self._lanes: dict[str, Lane] = {}
         self._loops: dict[Any, Loop] = {}
         self._loop: Loop | None = None
-        self._subscriber = Subscriber(self._endpoint, self.session, self._near)
+        self._errands = Errands(self._calls, self._threads)
+        self._subscriber = Subscriber(self._endpoint, self.session, self._near, self._errands)
         #: Still under way although nobody waits for them any more.
         self._orphans: list[AsyncJob] = []
 
     def begin_in_child(self) -> None:
-        _inherited.append((self._threads, self._loops, self._subscriber))
+        _inherited.append((self._threads, self._loops, self._subscriber, self._errands))
         self._begin()
 
     def _lost(self, gate: str) -> None:
@@ -78,11 +81,18 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
-        lane = self._lanes.get(command.gate)
-        if lane is None:
-            lane = self._lanes[command.gate] = self._threads.lane(command.gate)
-        reply = lane.decide(command)
-        if isinstance(reply, HeadgateError) and not isinstance(reply, IdConflict):
+        reply = NOT_YET
+        if self._errands and isinstance(command, Stand):
+            reply = self._errands.reply_to(command)
+        if reply is NOT_YET:
+            lane = self._lanes.get(command.gate)
+            if lane is None:
+                lane = self._lanes[command.gate] = self._threads.lane(command.gate)
+            reply = lane.decide(command)
+        if reply.__class__ is Wait:
+            if command.__class__ is Stand and command.waits and command.remembered:
+                self._errands.add(command)
+        elif isinstance(reply, HeadgateError) and not isinstance(reply, IdConflict):
             raise reply
         return reply
 
@@ -91,11 +101,13 @@ class RedisStore:
             return []
         if self._orphans:
             self._await_orphans(commands)
+        if self._errands:
+            for command in commands:
+                if isinstance(command, Cancel):
+                    self._errands.leave(command.id)
         by_gate = _by_gate(commands)
         if len(by_gate) == 1:
-            job = Job(commands)
-            self._threads.lane(commands[0].gate).run(job)
-            return job.result()
+            return list(self._threads.lane(commands[0].gate).execute(commands))
         jobs = {gate: Job([commands[at] for at in places]) for gate, places in by_gate.items()}
         self._threads.run_all([Call(gate, [job]) for gate, job in jobs.items()])
         return _in_order(len(commands), [(places, jobs[gate].result()) for gate, places in by_gate.items()])
@@ -163,6 +175,7 @@ class RedisStore:
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
+        self._errands.leave(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._subscriber.listeners.adopt(session, tell)
@@ -204,6 +217,7 @@ class RedisStore:
 
         forget_store(self)
         self._subscriber.close()
+        self._errands.close()
         self._threads.close()
         for running, loop in list(self._loops.items()):
             with suppress(RuntimeError):  # it has ended

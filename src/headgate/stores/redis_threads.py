@@ -1,18 +1,18 @@
-"""Sending from threads: whoever has a gate's lock sends for all who wait for it."""
+"""Sending from threads, by connections that are kept between calls."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from contextlib import suppress
 from time import monotonic, monotonic_ns, sleep
 
 from ..errors import StoreFormatError, StoreUnavailable
 from .redis_batches import Call
 from .redis_errors import Broken, Refused, Silent
+from .redis_lane import NOT_YET as NOT_YET
+from .redis_lane import Lane
 from .redis_script import library, tag
 from .redis_wire import decode
-from .remote import COMPANY, LARGEST_BATCH, Bell, Job, OutcomeUnknown
+from .remote import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 #: Idle connections that are kept for each server.
 KEPT = 8
-
-#: No reply: it has to be asked for in another way.
-NOT_YET = object()
 
 
 class Threads:
@@ -44,18 +41,27 @@ class Threads:
 
     def quick(self, gate: str, command: Command) -> Any:
         """The reply to one command by the connection that stands ready; whatever goes another way is left to `run`."""
+        link = self.ready(gate)
+        return NOT_YET if link is None else self.reply_to(gate, command, link)
+
+    def ready(self, gate: str) -> Link | None:
+        """A connection that stands ready, for whoever gives it to `reply_to` or `keep`."""
         calls = self._calls
         if calls.timeless:
-            return NOT_YET
+            return None
         address = calls.endpoint.start if not calls.endpoint.cluster else calls.slots.get(calls.slot(gate))
         try:
-            link = self._idle[address].pop()  # type: ignore[index]
+            return self._idle[address].pop()  # type: ignore[index]
         except LookupError:
-            return NOT_YET
+            return None
+
+    def reply_to(self, gate: str, command: Command, link: Link, sent: bool = False) -> Any:
+        """The reply to one command that goes by a connection, or was sent by it a moment ago."""
+        calls = self._calls
         commands = (command,)
         end = monotonic() + calls.endpoint.timeout
         try:
-            raw = link.call(*calls.ask(gate, commands))
+            raw = link.read() if sent else link.call(*calls.ask(gate, commands))
         except (Refused, Broken, Silent) as error:
             job = Job(commands)
             job.sent = True
@@ -64,7 +70,7 @@ class Threads:
         except BaseException:
             link.close()
             raise
-        self._keep(link)
+        self.keep(link)
         if raw[0].__class__ is int:
             return calls.answered(gate, decode(commands, raw)).replies[0]
         job = Job(commands)  # it has to be told more, or is of another version
@@ -97,14 +103,14 @@ class Threads:
                     link.call("ASKING")
                 call.leaves()
                 raw = link.call(*calls.words(call))
-                self._keep(link)
+                self.keep(link)
                 link = None
                 if calls.take(call, raw):
                     return
                 continue
             except Refused as refused:
                 if link is not None and refused.kind not in ("loading", "readonly"):
-                    self._keep(link)
+                    self.keep(link)
                     link = None
                 if refused.kind == "ask" and self._follow(call, refused, end):
                     continue
@@ -170,7 +176,7 @@ class Threads:
         except BaseException:
             link.close()
             raise
-        self._keep(link)
+        self.keep(link)
         return again
 
     # --- connections ----------------------------------------------------------------------------------------------
@@ -186,7 +192,7 @@ class Threads:
             return self._idle[address].pop()
         return self._calls.endpoint.connect(address, end - monotonic())
 
-    def _keep(self, link: Link) -> None:
+    def keep(self, link: Link) -> None:
         idle = self._idle.setdefault(link.address, [])
         if link.hurried or len(idle) >= KEPT:
             link.close()
@@ -258,100 +264,3 @@ class Threads:
         for links in idle.values():
             for link in links:
                 link.close()
-
-
-class Lane:
-    """The jobs of one gate, and the lock of whoever sends them.
-
-    A thread that finds the lock taken waits for its own bell, not for the lock: it is rung when its job is done, or when
-    it is its turn to send. It looks by itself as well now and then, since whoever should ring may have been interrupted.
-    """
-
-    __slots__ = ("_company", "_gate", "_lock", "_queue", "_threads")
-
-    def __init__(self, threads: Threads, gate: str) -> None:
-        self._threads = threads
-        self._gate = gate
-        self._lock = threading.Lock()
-        self._queue: deque[Job] = deque()
-        #: Above 0 while threads ask together.
-        self._company = 0
-
-    def decide(self, command: Command) -> Any:
-        """The reply to one command. Where nobody else asks, that is all there is to do."""
-        queue, lock = self._queue, self._lock
-        if not queue and not self._company and not lock.locked():
-            reply = NOT_YET
-            try:
-                with lock:
-                    if not queue:
-                        reply = self._threads.quick(self._gate, command)
-            except StoreUnavailable as error:
-                self._tell_others(error)
-                raise
-            finally:
-                if queue:
-                    self._call_next()
-            if reply is not NOT_YET:
-                return reply
-        job = Job((command,))
-        self.run(job)
-        return job.result()[0]
-
-    def run(self, job: Job) -> None:
-        """Have a job done, by this thread or by one that is sending anyway."""
-        queue, lock = self._queue, self._lock
-        queue.append(job)
-        try:
-            while not job.done:
-                if not lock.locked():
-                    with lock:  # not `acquire`: Ctrl-C can come between that and its `try`
-                        if not job.done:
-                            self._lead(job)
-                    if queue:
-                        self._call_next()
-                elif job.bell is None:
-                    job.bell = Bell()
-                else:
-                    job.bell.wait()
-        except BaseException:
-            with suppress(ValueError):
-                queue.remove(job)
-            self._call_next()
-            raise
-
-    def _lead(self, job: Job) -> None:
-        queue = self._queue
-        if job not in queue:  # whoever had taken it was interrupted
-            if job.sent and not job.repeatable:
-                job.fail(OutcomeUnknown("whoever sent it was interrupted; whether it was done is not known"))
-                return
-            queue.appendleft(job)
-        if self._company:
-            sleep(0)  # others have just been told, and are about to ask again
-        jobs = self._batch()
-        self._company = COMPANY if len(jobs) > 1 else max(0, self._company - 1)
-        self._threads.run(Call(self._gate, jobs))
-        if isinstance(error := jobs[0].error, StoreUnavailable):
-            self._tell_others(error)
-
-    def _tell_others(self, error: StoreUnavailable) -> None:
-        """Those who came meanwhile would only find the same, as long again."""
-        if type(error) is StoreUnavailable:
-            Call(self._gate, self._batch()).fail(error)
-
-    def _call_next(self) -> None:
-        with suppress(IndexError):
-            bell = self._queue[0].bell
-            if bell is not None:
-                bell.ring()
-
-    def _batch(self) -> list[Job]:
-        queue = self._queue
-        jobs: list[Job] = []
-        count = 0
-        while queue and count < LARGEST_BATCH:
-            job = queue.popleft()
-            jobs.append(job)
-            count += len(job.commands)
-        return jobs

@@ -3,6 +3,9 @@
 One connection and one daemon thread per process, started by the first waiter. When it drops, the server may be gone: every
 waiter looks, so that its gate does what it was told for that. When it has subscribed again they look once more: what was
 said meanwhile was said to nobody.
+
+What a thread asks when its ticket was called is known beforehand. It is sent as soon as the call is heard, so that the
+server decides while that thread wakes up, which takes about as long (`Errands`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from time import monotonic
 
 from ..model import Wake
 from .redis_errors import Broken, Refused, Silent
+from .redis_lane import NOT_YET
 from .redis_script import channel
 from .redis_wire import wakes
 from .remote import EarlyListeners
@@ -20,8 +24,12 @@ from .remote import EarlyListeners
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
+    from ..commands import Stand
+    from .redis_batches import Calls
     from .redis_client import Address, Endpoint, Link
+    from .redis_threads import Threads
 
 #: Seconds without anybody waiting after which the thread ends and the connection is closed.
 IDLE = 30.0
@@ -35,13 +43,88 @@ RETRY, RETRY_MOST = 0.05, 1.0
 #: Waiters look within so many microseconds of a drop, each at a moment of its own: a fleet of them was dropped together.
 SPREAD = 50_000
 
+#: How many waiting asks are known at most; whoever comes after that asks when it is awake.
+MOST_ERRANDS = 1024
+
+#: What is published when one ticket was called: this, the ticket, that.
+ONE, CALLED = b'[["', b'",null]]'
+
+
+class Errands:
+    """The asks of threads that wait in this process, to be sent for them.
+
+    An ask that is sent twice is one: it goes by its id. But none may be sent after it was undone, so both are in turn.
+    """
+
+    __slots__ = ("_asks", "_calls", "_lock", "_sent", "_threads")
+
+    def __init__(self, calls: Calls, threads: Threads) -> None:
+        self._calls = calls
+        self._threads = threads
+        self._lock = threading.Lock()
+        #: Those that stand in line, by ticket; and those that were sent, with the connection that will bring the reply.
+        self._asks: dict[str, Stand] = {}
+        self._sent: dict[str, Link] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `go`
+
+    def add(self, ask: Stand) -> None:
+        """It was told to wait."""
+        if len(self._asks) < MOST_ERRANDS:
+            self._asks[ask.id] = ask
+
+    def go(self, ticket: str) -> None:
+        """A ticket was called: send its ask, by a connection that stands ready. Else its waiter does."""
+        with self._lock:
+            ask = self._asks.pop(ticket, None)
+            link = None if ask is None else self._threads.ready(ask.gate)
+            if ask is None or link is None:
+                return
+            try:
+                link.send(*self._calls.ask(ask.gate, (ask,), first=False))
+            except (Broken, Silent):
+                link.close()
+            else:
+                self._sent[ticket] = link
+
+    def reply_to(self, ask: Stand) -> Any:
+        """The reply to an ask that was sent; NOT_YET where it was not."""
+        link = self._away(ask.id)
+        return NOT_YET if link is None else self._threads.reply_to(ask.gate, ask, link, sent=True)
+
+    def leave(self, ticket: str) -> None:
+        """Nobody waits for it any more. What was sent has been decided when this is over."""
+        link = self._away(ticket)
+        if link is not None:
+            try:
+                link.read()
+                self._threads.keep(link)
+            except (Refused, Broken, Silent):
+                link.close()
+
+    def _away(self, ticket: str) -> Link | None:
+        if not (ticket in self._asks or self._lock.locked() or ticket in self._sent):
+            return None
+        with self._lock:
+            self._asks.pop(ticket, None)
+            return self._sent.pop(ticket, None)
+
+    def close(self) -> None:
+        with self._lock:
+            for link in self._sent.values():
+                link.close()
+            self._asks.clear()
+            self._sent.clear()
+
 
 class Subscriber:
     """Hears what is published to this process."""
 
-    def __init__(self, endpoint: Endpoint, session: str, where: Callable[[], list[Address]]) -> None:
+    def __init__(self, endpoint: Endpoint, session: str, where: Callable[[], list[Address]], errands: Errands) -> None:
         self._endpoint = endpoint
         self._session = session
+        self._errands = errands
         #: Any server of a cluster will do: messages get everywhere. The first are tried first.
         self._where = where
         self.listeners = EarlyListeners()
@@ -122,11 +205,9 @@ class Subscriber:
         asked = False
         while not ending.is_set():
             if (message := link.heard()) is not None:
-                heard_at, asked = monotonic(), False
                 if message[0] == b"message":
-                    session = self._channels.get(message[1], self._session)
-                    for ticket, delay in wakes(message[2]):
-                        self.listeners.tell(Wake(session, ticket, delay))
+                    self._told(self._channels.get(message[1], self._session), message[2])
+                heard_at, asked = monotonic(), False
                 continue
             now = monotonic()
             if len(self.listeners):
@@ -138,6 +219,16 @@ class Subscriber:
             if now - heard_at > QUIET and not asked:
                 asked = True
                 link.send("PING")
+
+    def _told(self, session: str, payload: bytes) -> None:
+        if payload.startswith(ONE) and payload.endswith(CALLED) and payload.count(b'"') == 2 and b"\\" not in payload:
+            # One that was called, as mostly. Several are asked for together when they are awake.
+            ticket = payload[len(ONE) : -len(CALLED)].decode()
+            self._errands.go(ticket)
+            self.listeners.tell(Wake(session, ticket))
+            return
+        for ticket, delay in wakes(payload):
+            self.listeners.tell(Wake(session, ticket, delay))
 
     def _retire(self, ending: threading.Event) -> bool:
         with self._lock:

@@ -59,12 +59,13 @@ function makers.concurrency()
     if not state then
       local until_ = now + MEMORY
       states:put(member, {'concurrency', 0, 0, 0, until_, now}, until_)
-      leases.enlist = true
+      leases.enlist, leases.renewed = true, true
     elseif now - state[6] > MEMORY then
       state[6] = now
       states:touch(member)
+      leases.renewed = true
     end
-    if not leases.count then leases:len() end
+    leases:look()
     if leases.bereft or leases.cleared then leases.marks = true end
     leases:put(lease[1], lease[3], lease[2])
     return false
@@ -165,6 +166,7 @@ function makers.concurrency()
 
     function Concurrency:hold(now, member, cost, lease)
       if cost > 0 then
+        space('leases', member):lacks(lease[1]) -- who is called has none
         self:charge(now, member, cost, 0, now, lease)
       else
         space('leases', member):delete(lease[1])

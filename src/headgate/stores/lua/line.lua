@@ -2,7 +2,7 @@
 -- arithmetic. What the spaces are, and why the order is what it is, is said at the head of line.py.
 --
 -- Most calls of the script have nobody in line. Making a closure costs more than a decision does, so all functions are
--- made together, when `line_module()` is first called; whoever sees a ticket, or asks for one, calls it.
+-- made together, when `line_module()` is first called; whoever sees a ticket, or asks for one, calls it. A library keeps them.
 
 local made_line = false
 
@@ -30,9 +30,15 @@ local function line_module()
 
   local _enter, _leave, _forget, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
 
-  -- A Meta and a Ticket are arrays where they are stored, in the order of line.py, and have names here.
+  -- A Meta and a Ticket are arrays where they are stored, in the order of line.py, and have names here. A Meta has one more:
+  -- `plain` while nobody has come with a class or a key, so that nobody is `young`, and nobody parked until anything is `due`.
 
   local meta, meta_changed = false, false
+
+  -- A call begins.
+  function line.begin()
+    meta, meta_changed = false, false
+  end
 
   -- One get and one write for a whole batch: `finish` is called when the batch is done. Whoever changes it says so.
   local function meta_of()
@@ -41,10 +47,11 @@ local function line_module()
       if found then
         meta = {
           arrivals = found[1], tiers = found[2], timer = found[3], timer_at = found[4], blocked = found[5],
-          turns = found[6], limit = found[7], free_at = found[8],
+          turns = found[6], limit = found[7], free_at = found[8], plain = found[9] or false,
         }
       else
-        meta = {arrivals = 0, tiers = 1, timer = '', timer_at = NEVER, blocked = {}, turns = {0}, limit = '', free_at = 0}
+        meta = {arrivals = 0, tiers = 1, timer = '', timer_at = NEVER, blocked = {}, turns = {0}, limit = '', free_at = 0,
+          plain = records.head.tickets == 0}
       end
     end
     return meta
@@ -56,6 +63,7 @@ local function line_module()
       meta_changed = false
       space('line'):set('meta', {
         meta.arrivals, meta.tiers, meta.timer, meta.timer_at, meta.blocked, meta.turns, meta.limit, meta.free_at,
+        meta.plain,
       })
     end
   end
@@ -151,13 +159,11 @@ local function line_module()
         end
       end
     end
-    if own then
+    if own and space('tickets'):get(own)[15] ~= 0 then
       local ticket = find(own)
-      if ticket.hidden ~= 0 then
-        ticket.hidden = 0
-        _enter(ticket)
-        return true
-      end
+      ticket.hidden = 0
+      _enter(ticket)
+      return true
     end
     return asleep
   end
@@ -196,6 +202,7 @@ local function line_module()
     meta.arrivals = arrival + 1
     meta.tiers = max(meta.tiers, rank + 1)
     for tier = #turns + 1, meta.tiers do turns[tier] = 0 end
+    if rank > 0 or plan.lane ~= '' then meta.plain = false end
     meta_changed = true
     space('of', session):put(id, false, arrival)
     if rank > 0 then space('young'):put(id, false, now + plan.policy.patience) end
@@ -235,7 +242,9 @@ local function line_module()
 
   -- A ticket that stands in no lane and has no call is no more, and with the last of its process that.
   function _forget(ticket)
-    space('tickets'):delete(ticket.id)
+    local tickets = space('tickets')
+    tickets:len() -- before one goes that is known to be there: after that it would have to be looked at
+    tickets:delete(ticket.id)
     if ticket.tier > 0 then space('young'):delete(ticket.id) end
     local mine = space('of', ticket.session)
     mine:delete(ticket.id)
@@ -252,6 +261,7 @@ local function line_module()
       -- Nobody waits: whose turn it would have been says nothing any more.
       for tier = 0, meta_of().tiers - 1 do drop('rest', tostring(tier)) end
       drop('line', '')
+      drop('calls')
       meta, meta_changed = false, false
     end
   end
@@ -319,10 +329,11 @@ local function line_module()
     -- were here, however many come.
     local turn = _turn(ticket.tier, tag, ticket.weight / max(1, records.head.tickets))
     if not queue:first() then
-      _close(lane, ticket, tag + ticket.weight, '')
+      _close(lane, ticket, tag + ticket.weight, '', turn)
     else
       _make_ready(lane, tag + ticket.weight)
     end
+    if meta_of().plain then return end -- there is no other lane, and of this one nothing is left there
     local rest = space('rest', tostring(ticket.tier))
     local score, first = rest:first()
     while score and score <= turn do
@@ -331,15 +342,18 @@ local function line_module()
     end
   end
 
-  function _close(lane, ticket, tag, parked)
+  function _close(lane, ticket, tag, parked, turn)
     if parked ~= '' then
       _drop_from('parked', parked, lane)
     else
       _drop_from('ready', ticket.tier .. '.' .. ticket.rank, lane)
     end
-    space('lanes'):delete(lane)
+    local lanes = space('lanes')
+    if meta_of().plain then lanes.count = lanes.count or 1 else lanes:len() end -- as in `_forget`
+    lanes:delete(lane)
     drop('lane', lane)
     -- Who comes back soon goes on where it was: leaving and coming again is no way to the front.
+    if turn and tag <= turn then return end -- it has come to that already
     space('rest', tostring(ticket.tier)):put(lane, tag, tag)
   end
 
@@ -462,7 +476,11 @@ local function line_module()
     end
   end
 
+  -- The one lane of those who have neither a class nor a key.
+  local PLAIN = '0.0.'
+
   local function _next_lane(tier, tiers, blocked)
+    if meta_of().plain then return not blocked[1] and space('lanes'):get(PLAIN) and PLAIN or nil end
     local lowest, highest = tier, tier
     if tier == 0 then highest = tiers - 1 end
     local behind, best = NEVER, nil
@@ -522,13 +540,14 @@ local function line_module()
   end
 
   local CLOCKS, CLOCKS_IN_A_PAUSE = {'calls', 'due', 'sessions', 'young'}, {'calls', 'sessions', 'young'}
+  local CLOCKS_OF_PLAIN = {'calls', 'sessions'}
 
   -- The first in order keeps the timer: for its own moment, and for all that happens by itself before.
   local function _keep_timer(now, waits, blocked, clocks)
     local meta = meta_of()
     local at = NEVER
     for _, wait in ipairs(waits) do at = min(at, wait[1]) end
-    for _, kind in ipairs(clocks) do at = min(at, (space(kind):first()) or NEVER) end
+    for _, kind in ipairs(meta.plain and CLOCKS_OF_PLAIN or clocks) do at = min(at, (space(kind):first()) or NEVER) end
     local first = waits[1]
     local holder = first and first[3]
     if holder then
@@ -554,10 +573,10 @@ local function line_module()
   local function _call_all(now, asker)
     local due = space('due')
     local blocked, waits, looked = {}, {}, {}
-    local tiers, overridden = meta_of().tiers, records.head.overrides > 0
+    local tiers, plain, overridden = meta_of().tiers, meta_of().plain, records.head.overrides > 0
     for tier = 0, tiers - 1 do
       while true do
-        _look_again(now, due, looked)
+        if not plain then _look_again(now, due, looked) end
         local lane = _next_lane(tier, tiers, blocked)
         if not lane then break end
         local _, id = space('lane', lane):first()
@@ -597,7 +616,8 @@ local function line_module()
         end
       end
     end
-    local score, member = due:first()
+    local score, member
+    if not plain then score, member = due:first() end
     if score and not waits[1] then
       local _, lane = space('parked', member):first()
       local _, id = space('lane', lane):first()
@@ -646,11 +666,13 @@ local function line_module()
       sessions:delete(first)
       score, first = sessions:first()
     end
-    local young = space('young')
-    score, first = young:first()
-    while score and score <= now do
-      _promote(first)
+    if not meta_of().plain then
+      local young = space('young')
       score, first = young:first()
+      while score and score <= now do
+        _promote(first)
+        score, first = young:first()
+      end
     end
     local paused = records.head.paused
     if paused > now then

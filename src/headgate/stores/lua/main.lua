@@ -126,8 +126,8 @@ end
 local function main(keys, args, forgets_line)
   call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
   TAG = keys[1]
-  made_line = false
   begin_records()
+  if made_line then made_line.begin() end
   local frame = frames_known[args[1]] or frame_of(args[1])
   local found = call('HMGET', TAG, 'seq', 'now', 'rest')
   -- format, paused, reason, overrides, tickets, lost; for how long an idle gate is kept, when that was last seen to, which
@@ -146,6 +146,7 @@ local function main(keys, args, forgets_line)
   if forgets_line then
     head.line, head.tickets, records.torn, records.forgets_line = head.line + 1, 0, true, true
   end
+  begin_line(head.line)
   records.life = max(head.life, IDLE)
   records.seen = tonumber(args[2])
   -- A head that was lost alone.
@@ -259,13 +260,7 @@ local function main(keys, args, forgets_line)
   end
   -- Who only looks has at most tidied up what had run off.
   local milliseconds = ceil(life / 1000)
-  for kind, named in pairs(spaces) do
-    -- What a person has set stays until that person says otherwise.
-    local kept = kind ~= 'overrides' and milliseconds or nil
-    for _, one in pairs(named) do
-      if one.dirty then one:write(kept) end
-    end
-  end
+  write_records(milliseconds, due)
   if writes or records.noticed or head.ends ~= rest[9] then
     if due or head.paused ~= rest[2] or head.reason ~= rest[3] or head.tickets ~= rest[5] or head.lost ~= rest[6]
       or head.ends ~= rest[9] or head.policy ~= rest[10] then
@@ -282,6 +277,11 @@ local function main(keys, args, forgets_line)
       'names/windows', 'names/promised'}) do
       call('PEXPIRE', TAG .. ':' .. name, milliseconds)
     end
+    local number = head.line > 0 and '.' .. head.line or ''
+    for kind, ending in pairs({tickets = '', lanes = '', line = '', calls = ':z', sessions = '', due = ':z', young = ':z'}) do
+      call('PEXPIRE', TAG .. ':' .. kind .. number .. ending, milliseconds)
+    end
+    call('PEXPIRE', TAG .. ':sessions' .. number .. ':z', milliseconds)
   end
   return {head.seq, max(now, head.now), records.noticed and 1 or 0, replies}
 end

@@ -15,7 +15,7 @@ local REMEMBER, REAP_EVERY = 60 * SECOND, 256
 local TAG
 
 -- records.lua
-local records, spaces, states, permits, begin_records, space, drop, names, states_there, amend, is_before
+local records, states, permits, begin_records, begin_line, write_records, space, drop, names, states_there, amend, is_before
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
 -- plan.lua

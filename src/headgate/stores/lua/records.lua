@@ -25,6 +25,10 @@ local MOMENTS = {states = true, windows = true, promised = true, leases = true, 
 -- them have been given their end; what a person has set has none.
 local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = ''}
 local LISTED = {leases = true, windows = true, promised = true}
+-- Spaces whose keys, once they are there, need not be given another end by every write: the line's by the name of the kind
+-- alone are refreshed with the head too, leases once a day (concurrency.lua).
+local LASTING = {leases = true, tickets = true, lanes = true, line = true, calls = true, sessions = true, due = true,
+  young = true}
 -- What line.lua keeps.
 local LINE = {tickets = true, lanes = true, line = true, lane = true, ready = true, parked = true, due = true, calls = true,
   sessions = true, of = true, young = true, rest = true}
@@ -58,13 +62,19 @@ local CLASSES = {}
 
 local function class_of(kind)
   local class = setmetatable({kind = kind, numeric = NUMERIC[kind] or false, bare = BARE[kind] or false,
-    flat = FLAT[kind] or false, moments = MOMENTS[kind] or false, cleared = false, dirty = false, count = false,
-    front = false, whole = false, packed = false, many = false, enlist = false, bereft = false, marks = false, checked = false},
-    Space)
+    flat = FLAT[kind] or false, moments = MOMENTS[kind] or false, lasting = LASTING[kind] or false, used = false,
+    cleared = false, dirty = false, count = false, stored = false, there = false, ordered = false, renewed = false,
+    front = false, at = false, last = false, fetch = 2, whole = false, packed = false, many = false, enlist = false,
+    bereft = false, marks = false, checked = false}, Space)
   class.__index = class
   CLASSES[kind] = class
   return class
 end
+
+-- A library keeps the spaces of the last few gates, empty: to empty one costs less than to make it. `spaces` has those of
+-- this gate, by kind and name; `used` those that this call has to do with.
+local GATES, SPACES, FEW = 16, 48, 16
+local kept, gates_kept, gate, spaces, used = {}, 0, nil, nil, nil
 
 function space(kind, name)
   local named = spaces[kind]
@@ -76,14 +86,43 @@ function space(kind, name)
   local found = named[name]
   if not found then
     local key = TAG .. ':' .. kind
-    if LINE[kind] and records.head.line > 0 then key = key .. '.' .. records.head.line end
+    if LINE[kind] and gate.line > 0 then key = key .. '.' .. gate.line end
     if name ~= '' then key = key .. '/' .. name end
     found = setmetatable({name = name, key = key, order = key .. ':z', values = {}, scores = {}, touched = {}},
       CLASSES[kind] or class_of(kind))
     named[name] = found
+    gate.size = gate.size + 1
+  end
+  if not found.used then
+    found.used = true
+    used[#used + 1] = found
     if kind == 'leases' then found:know() end
   end
   return found
+end
+
+-- What is left of a table when all is taken out of it.
+local function emptied(table_)
+  local count = 0
+  for key in next, table_ do
+    count = count + 1
+    if count > FEW then return {} end
+    table_[key] = nil
+  end
+  return table_
+end
+
+-- As it was made, as far as it matters: what says something only beside `front` or `dirty` may stay.
+local function empty(self)
+  self.used, self.there, self.ordered, self.checked = false, false, false, false
+  if next(self.values) ~= nil then self.values = emptied(self.values) end
+  if next(self.scores) ~= nil then self.scores = emptied(self.scores) end
+  if self.front then self.front, self.fetch = false, 2 end
+  if self.count or self.stored then self.count, self.stored, self.bereft = false, false, false end
+  if self.dirty then
+    self.touched, self.dirty, self.cleared = emptied(self.touched), false, false
+    self.packed, self.many, self.enlist, self.marks, self.renewed = false, false, false, false, false
+  end
 end
 
 -- A member as Redis spells it. Not `..`, which keeps 14 digits of a number.
@@ -154,13 +193,22 @@ function Space:prefetch_pairs(found)
   self:prefetch(members)
 end
 
+-- A member is known not to be there.
+function Space:lacks(member)
+  if self.values[member] == nil then self.values[member] = GONE end
+end
+
 -- The value, or nil. In a bare space: 1 where it is there.
 function Space:get(member)
   local value = self.values[member]
   if value == nil then
     if self.bare then return self:score(member) and 1 or nil end
     local raw = not self.cleared and call('HGET', self.key, spelt(self, member))
-    value = raw and unpacked(raw) or GONE
+    if raw then
+      value, self.there = unpacked(raw), true
+    else
+      value = GONE
+    end
     self.values[member] = value
   end
   if value == GONE then return nil end
@@ -252,8 +300,9 @@ end
 
 -- `front` has the first few of the order, or the `whole` of it; those that moved since are passed over.
 function Space:_fetch()
-  local fetch = self.fetch or 1
-  self.fetch = fetch * 8
+  -- Two at first: that also tells whether there are any when the first has gone.
+  local fetch = self.fetch
+  self.fetch = fetch == 2 and 8 or fetch * 8
   local front, last = {}, nil
   local raw = self.cleared and {} or call('ZRANGE', self.order, 0, fetch - 1, 'WITHSCORES')
   for index = 1, #raw, 2 do
@@ -261,6 +310,7 @@ function Space:_fetch()
     last = {tonumber(raw[index + 1]), member}
     if (self.touched[member] or 0) < 2 then front[#front + 1] = last end
   end
+  if last then self.ordered = true end
   self.whole = #raw < 2 * fetch
   self.last = last
   self.front, self.at = front, 1
@@ -313,15 +363,27 @@ function Space:scan(since, most)
   return found
 end
 
+-- How many leases are stored. Where there is not even the mark, they were never made, or are gone.
+function Space:look()
+  if not self.stored then
+    local count = self.cleared and 0 or call('HLEN', self.key)
+    self.bereft = count == 0
+    if count > 0 then
+      count = count - 1
+      self.there, self.ordered = true, count > 0
+    end
+    self.stored = count
+  end
+  return self.stored
+end
+
 function Space:len()
   if not self.count then
     local bare, count = self.bare, 0
-    if not self.cleared then count = bare and call('ZCARD', self.order) or not bare and call('HLEN', self.key) end
     if self.kind == 'leases' then
-      -- Neither leases nor the mark: it was never made, or it is gone.
-      self.bereft = count == 0
-      if count > 0 then count = count - 1 end
-      self.stored = count
+      count = self:look()
+    elseif not self.cleared then
+      count = bare and call('ZCARD', self.order) or not bare and call('HLEN', self.key)
     end
     for member in pairs(self.touched) do
       local there, here = false, bare and self.scores[member] or not bare and self.values[member] ~= GONE
@@ -336,29 +398,26 @@ function Space:len()
   return self.count
 end
 
-local last_tag, states_named, permits_named
-
-local function empty(self)
-  self.values, self.scores, self.touched = {}, {}, {}
-  self.cleared, self.dirty, self.count, self.front, self.whole, self.packed = false, false, false, false, false, false
-  self.many = false
-  self.fetch, self.at, self.last = nil, nil, nil
-end
-
 -- A call begins: nothing is known yet.
 function begin_records()
   records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, torn = false, states_there = nil,
     head = false}
-  -- Nearly every decision has to do with these. Making them costs as much as emptying them costs little.
-  if states and last_tag == TAG then
-    empty(states)
-    empty(permits)
-    spaces = {states = states_named, permits = permits_named}
+  gate, used = kept[TAG], {}
+  if gate then
+    kept[TAG] = nil -- a call that fails on the way does not leave them empty
+    gates_kept = gates_kept - 1
   else
-    spaces = {}
-    states, permits = space('states'), space('permits')
-    states_named, permits_named = spaces.states, spaces.permits
-    last_tag = TAG
+    gate = {size = 0, line = 0, spaces = {}}
+  end
+  spaces = gate.spaces
+  states, permits = space('states'), space('permits')
+end
+
+-- The line is under the keys of this number: see LINE.
+function begin_line(number)
+  if gate.line ~= number then
+    spaces = {states = spaces.states, permits = spaces.permits}
+    gate = {size = 2, line = number, spaces = spaces}
   end
 end
 
@@ -366,7 +425,7 @@ end
 function drop(kind, name)
   local found = space(kind, name)
   found.values, found.scores, found.touched = {}, {}, {}
-  found.front, found.count, found.fetch, found.many = false, false, nil, false
+  found.front, found.count, found.stored, found.fetch, found.many = false, false, false, 2, false
   found.cleared, found.dirty, found.marks = true, true, false
 end
 
@@ -511,9 +570,8 @@ local function keep_fixed(self, letter, life, set, placed, gone)
 end
 
 -- `life` is for how many milliseconds a key is kept that nobody touches; nil for ever.
-function Space:write(life)
+function Space:write(life, due)
   local cleared, set, placed, gone = self.cleared, false, false, false
-  if cleared then call('UNLINK', self.key, self.order) end
   if self.many then write_crowds(self) end
   local member, how = next(self.touched)
   if member ~= nil then
@@ -533,17 +591,43 @@ function Space:write(life)
     if letter then
       keep_fixed(self, letter, life, set, placed, gone or cleared)
     else
-      if set then call('PEXPIRE', self.key, life) end
-      if placed then call('PEXPIRE', self.order, life) end
+      local lasting = self.lasting and not (due or cleared or self.renewed)
+      if set and not (lasting and self.there) then call('PEXPIRE', self.key, life) end
+      if placed and not (lasting and self.ordered) then call('PEXPIRE', self.order, life) end
     end
   end
-  if LISTED[self.kind] then
+  if LISTED[self.kind] and (self.enlist or cleared) then
     local listing = TAG .. ':names/' .. self.kind
     if self.enlist then
       call('SADD', listing, self.name)
       if life then call('PEXPIRE', listing, life) end
-    elseif cleared then
+    else
       call('SREM', listing, self.name)
     end
+  end
+end
+
+-- All that has changed; then nothing is known any more. What was forgotten goes first, all of it at once.
+function write_records(life, due)
+  local unlinked = {}
+  for index = 1, #used do
+    local one = used[index]
+    if one.flat and one.count == 0 and one.dirty then one.cleared, one.touched = true, {} end -- the last has gone
+    if one.cleared then
+      if not one.bare then unlinked[#unlinked + 1] = one.key end
+      if not one.flat then unlinked[#unlinked + 1] = one.order end
+    end
+  end
+  for from = 1, #unlinked, 4000 do call('UNLINK', unpack(unlinked, from, min(from + 3999, #unlinked))) end
+  for index = 1, #used do
+    local one = used[index]
+    -- What a person has set stays until that person says otherwise.
+    if one.dirty then one:write(one.kind ~= 'overrides' and life or nil, due) end
+    empty(one)
+  end
+  if gate.size <= SPACES then
+    if gates_kept >= GATES then kept, gates_kept = {}, 0 end
+    kept[TAG] = gate
+    gates_kept = gates_kept + 1
   end
 end
