@@ -40,6 +40,7 @@ class GuardThread:
         need_server()
         import uvicorn
 
+        from headgate.service.protocol import protocol_of
         from headgate.service.server import listening, make_guard
 
         store.url = f"memory://{id(store)}"
@@ -57,7 +58,8 @@ class GuardThread:
                 guard.close()
                 await super().shutdown(sockets)
 
-        settings = {"log_level": "critical", "http": "httptools", "lifespan": "off", "timeout_graceful_shutdown": 2}
+        settings: dict[str, Any] = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 2}
+        settings["http"] = protocol_of(guard)
         self._server = Server(uvicorn.Config(self.guard, **{**settings, **more}))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
         self._thread.start()

@@ -74,6 +74,12 @@ class Desk:
             stand.waits = wait > 0
         return stand
 
+    def alike(self, stand: Stand) -> Stand:
+        """The same ask as one that had no id, by somebody else."""
+        other = Stand(stand.plan, self._called(None), stand.holder, stand.lease, session=stand.session, remembered=True)
+        other.fresh, other.waits, other.latest = stand.fresh, stand.waits, stand.latest
+        return other
+
     def reserving(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> Stand:
@@ -86,7 +92,7 @@ class Desk:
     def _called(self, id: str | None) -> str:
         """Ids made here do not tell their key, as a gate's own do: all are on record."""
         if id is None:
-            return f"{self.gate._store.session}-{next(numbers):0{DIGITS}d}"
+            return f"{self.gate._store.session}-{str(next(numbers)).zfill(DIGITS)}"
         self.gate._keeper.withdraw(id)
         return id
 
@@ -102,19 +108,8 @@ class Desk:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def ask_now(self, stand: Stand) -> Granted | Wait | None:
-        """As `ask`, where the store decides without anybody waiting for it; None where that cannot be."""
-        try:
-            reply = self._at_once(stand)
-        except StoreUnavailable as error:
-            self.gate._unheard(error, stand.id)
-            return self._without_store(stand, error)
-        if reply is None or reply.__class__ is tuple or reply.__class__ is Wait:
-            return reply
-        return granted(stand.plan, reply)
-
-    def _at_once(self, command: Command) -> Any:
-        """The reply of a store that need not be waited for; None where it has to be."""
+    def now(self, command: Command) -> Any:
+        """The reply of a store that need not be waited for, or its error; None where it has to be waited for."""
         gate = self.gate
         store = gate._store
         if store.instant:
@@ -125,7 +120,16 @@ class Desk:
             return at_once(command)
         except StoreUnavailable as error:
             gate._outage.began(error)
-            raise
+            return error
+
+    def answered(self, stand: Stand, reply: Any) -> Granted | Wait:
+        """What the reply to an ask comes to, whether the store was there or not. Raises Denied."""
+        if reply.__class__ is tuple or reply.__class__ is Wait:
+            return reply
+        if isinstance(reply, StoreUnavailable):
+            self.gate._unheard(reply, stand.id)
+            return self._without_store(stand, reply)
+        return granted(stand.plan, reply)
 
     async def ask(self, stand: Stand) -> Granted | Wait:
         """The grant, or how long it would take: then a ticket stands in line, if the ask waits. Raises Denied."""
@@ -170,20 +174,26 @@ class Desk:
 
     async def end(self, command: Release) -> bool:
         """Whether there was something to end."""
-        gate = self.gate
-        try:
-            if (reply := self._at_once(command)) is None:
-                reply = await gate._run(command)
+        if (reply := self.now(command)) is None:
+            try:
+                reply = await self.gate._run(command)
+            except StoreUnavailable as error:
+                reply = error
+        return self.ended(command, reply)
+
+    def ended(self, command: Release, reply: Any) -> bool:
+        """What the reply to a release comes to."""
+        if not isinstance(reply, StoreUnavailable):
             return not checked(reply).lost
-        except StoreUnavailable:
-            # It would come back by itself; telling it later is better than failing work that is done.
-            if (mine := gate._outage._local) is not None:
-                store, policy = mine
-                ended = store.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
-                if not ended.lost:
-                    return True
-            gate._keeper.later(command)
-            return True
+        # It would come back by itself; telling it later is better than failing work that is done.
+        gate = self.gate
+        if (mine := gate._outage._local) is not None:
+            store, policy = mine
+            ended = store.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
+            if not ended.lost:
+                return True
+        gate._keeper.later(command)
+        return True
 
     async def renew(self, command: Extend) -> tuple[int, int]:
         """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
@@ -207,26 +217,33 @@ class Desk:
 
 async def decide_all(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
     """Decide commands on many gates, one round trip per store. An error takes the place of a reply."""
+    if len({id(desk.gate._store) for desk in {desk for desk, _ in asked}}) == 1:
+        return await _decide(asked)
     replies: list[Any] = [None] * len(asked)
     by_store: dict[int, list[int]] = {}
     for place, (desk, _) in enumerate(asked):
         by_store.setdefault(id(desk.gate._store), []).append(place)
     for places in by_store.values():
-        desk = asked[places[0]][0]
-        store = desk.gate._store
-        commands = [asked[place][1] for place in places]
-        try:
-            # The first gate of a store finds out for all whether it is there.
-            desk.gate._outage.check()
-            found = store.execute(commands) if store.instant else await store.aexecute(commands)
-            desk.gate._outage.ended()
-        except StoreUnavailable as error:
-            if not getattr(error, "unknown", False):
-                desk.gate._outage.began(error)
-            found = [_alone(*asked[place], error) for place in places]
-        for place, reply in zip(places, found, strict=True):
+        for place, reply in zip(places, await _decide([asked[place] for place in places]), strict=True):
             replies[place] = reply
     return replies
+
+
+async def _decide(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
+    """The same for one store."""
+    desk = asked[0][0]
+    store = desk.gate._store
+    commands = [command for _, command in asked]
+    try:
+        # The first gate of a store finds out for all whether it is there.
+        desk.gate._outage.check()
+        found = store.execute(commands) if store.instant else await store.aexecute(commands)
+        desk.gate._outage.ended()
+    except StoreUnavailable as error:
+        if not getattr(error, "unknown", False):
+            desk.gate._outage.began(error)
+        found = [_alone(*one, error) for one in asked]
+    return found
 
 
 def _alone(desk: Desk, command: Command, error: StoreUnavailable) -> Any:

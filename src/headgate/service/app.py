@@ -96,6 +96,14 @@ class Guard:
         for listener in self.listeners:
             listener(gate, what, waited, command)
 
+    def granted(self, gate: str, commands: list[Any]) -> None:
+        """So many were granted at once."""
+        if self.listeners:
+            for command in commands:
+                self.count(gate, "granted", 0.0, command)
+        else:
+            self._tally.setdefault(gate, [0, 0, 0])[PLACES["granted"]] += len(commands)
+
     def looked(self, usage: Usage) -> Usage:
         """Somebody looked at a gate."""
         for looker in self.lookers:
@@ -108,22 +116,26 @@ class Guard:
             return
         try:
             route, params = self._route(scope)
-            request = Request(scope, receive, send, params, self._bearer(scope, route.scope))
+            request = Request(scope, receive, send, params, self.bearer(scope, route.scope))
             answer = await route.handler(self, request)
-        except Problem as problem:
-            answer = response_of(problem)
-        except HeadgateError as error:
-            answer = response_of(problem_of(error))
         except Gone:
             return
         except Exception as error:
-            log.exception("a request failed by a mistake of the guard", extra={"path": scope["path"]})
-            answer = response_of(Problem(500, "internal", f"{type(error).__name__}; see the guard's log"))
+            answer = self.failure(error, scope["path"])
         if answer is not None:
             status, headers, body = answer
             headers = [*headers, (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
+
+    def failure(self, error: Exception, path: str) -> Response:
+        """The answer to a request that failed."""
+        if isinstance(error, Problem):
+            return response_of(error)
+        if isinstance(error, HeadgateError):
+            return response_of(problem_of(error))
+        log.error("a request failed by a mistake of the guard", exc_info=error, extra={"path": path})
+        return response_of(Problem(500, "internal", f"{type(error).__name__}; see the guard's log"))
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -164,7 +176,7 @@ class Guard:
             raise problem
         return route, dict(zip(route.names, values, strict=True)) if values else {}
 
-    def _bearer(self, scope: Scope, needed: str | None) -> Bearer | None:
+    def bearer(self, scope: Scope, needed: str | None) -> Bearer | None:
         """Who asks. Raises Problem where that is nobody we know, or one who may not."""
         tokens = self.tokens
         if tokens is None:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..limits import Limit
     from ..model import LimitUsage, Usage
     from ..plan import Policy
-
-    Header = tuple[bytes, bytes]
+    from .web import Header
 
 #: Seconds for which what is left of a gate, as it was looked up, is told again.
 FRESH = 0.1
@@ -61,18 +60,34 @@ class Left:
     key are told to those alone whose key was looked at.
     """
 
-    __slots__ = ("_looked", "_told")
+    __slots__ = ("_looked", "_told", "_whole")
 
     def __init__(self, looked: Callable[[Usage], Usage] | None = None) -> None:
         #: Told of every look.
         self._looked = looked
         #: Gate → until when it is told, of which key, the headers for that key, and for others.
         self._told: dict[str, tuple[float, Mapping[str, str] | None, list[Header], list[Header]]] = {}
+        #: The headers of the last answer: of the policy, of what is left, and both.
+        self._whole: tuple[list[Header], list[Header], list[Header]] = ([], [], [])
 
     def known(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header] | None:
         """What was looked up a moment ago; None where somebody has to look."""
         until, whose, mine, all_ = self._told.get(gate, _NOTHING)
         return None if monotonic() >= until else mine if whose == key else all_
+
+    def last(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header]:
+        """What was looked up last, however long ago."""
+        _, whose, mine, all_ = self._told.get(gate, _NOTHING)
+        return mine if whose == key else all_
+
+    def whole(self, policy: Policy, left: list[Header]) -> list[Header]:
+        """The headers of a grant; the same list as before, where they are the same."""
+        made = policy_header(policy)
+        of_policy, was_left, both = self._whole
+        if of_policy is not made or was_left is not left:
+            both = made + left
+            self._whole = (made, left, both)
+        return both
 
     async def headers(
         self, gate: AsyncGate, key: Mapping[str, str] | None = None, fresh: float = FRESH

@@ -12,13 +12,13 @@ from ..model import SECOND, Snapshot, Wait
 from . import shapes
 from .headers import policy_header, with_limit
 from .problems import Problem, problem_of
-from .web import JSON, Gone, encode
+from .web import JSON, Gone, decoded, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..commands import Granted, Stand
+    from ..commands import Granted, Release, Stand
     from ..gate.desk import Desk
     from .app import Guard
     from .web import Request, Response
@@ -40,11 +40,20 @@ def permit_text(desk: Desk, stand: Stand, grant: Granted, waited: float) -> str:
 
     Names and ids have no sign that would have to be escaped, so it is written out: that takes a tenth of the time.
     """
-    at, lease = "null", "null"
-    if grant[1] and stand.lease:
-        at, lease = f"{grant[1] / SECOND!r}", f"{stand.lease / SECOND!r}"
+    return "{" + permit_members(desk, stand, grant, waited)
+
+
+def permit_members(desk: Desk, stand: Stand, grant: Granted, waited: float) -> str:
+    """The same without the brace at its beginning."""
+    if waited:
+        waited = round(waited, 6)
+    _, expires, fence, _ = grant
+    if not stand.lease:
+        name = desk.name
+        return f'"id":"{name}:{stand.id}","gate":"{name}","fence":{fence},"waited":{waited!r},"lease":null,"expires":null}}'
+    at, lease = (f"{expires / SECOND!r}", f"{stand.lease / SECOND!r}") if expires else ("null", "null")
     return (
-        f'{{"id":"{permit_id(desk, stand)}","gate":"{desk.name}","fence":{grant[2]},"waited":{round(waited, 6)!r},'
+        f'"id":"{permit_id(desk, stand)}","gate":"{desk.name}","fence":{fence},"waited":{waited!r},'
         f'"lease":{lease},"expires":{at}}}'
     )
 
@@ -85,33 +94,73 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
         await earlier.make_room()
     slept = False
     try:
-        reply: Any = desk.ask_now(stand)
+        reply: Any = desk.now(stand)
         if reply is None:
             slept = True
             reply = await desk.ask(stand)
+        else:
+            reply = desk.answered(stand, reply)
         delay = ahead(stand, reply)
         if delay is not None:
             if crowded is not None:
                 raise crowded
-            if reply.__class__ is Wait and not wait:
-                raise desk.refusal(stand, reply)
-            if delay > wait:  # promised before, under this id
-                raise Denied("its time has not come", gate=desk.name, retry_after=delay)
+            if delay > wait or not wait:
+                raise _not_now(desk, stand, reply, delay)
             slept = True
             reply, waited = await Waiter(guard, desk, stand, "id" in body).wait(request, wait, reply, delay)
     except Denied as error:
-        guard.count(desk.name, "refused", 0.0, stand)
-        raise with_limit(problem_of(error), desk.policy, error) from None
+        raise _refused(guard, desk, stand, error) from None
     left = guard.left.known(desk.name, stand.plan.key)
     if left is None:
         slept = True
         left = await guard.left.headers(desk.gate, stand.plan.key)
-    headers = policy_header(desk.policy) + left
     # That somebody has hung up is known only after the event loop has had its turn.
     if slept and not desk.store.instant and request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted", waited, stand)
-    return 200, headers, permit_text(desk, stand, reply, waited).encode()
+    return 200, guard.left.whole(desk.policy, left), permit_text(desk, stand, reply, waited).encode()
+
+
+# `acquire` and `release` in two halves, for those that nobody has to wait for: what is sent to the store (None: it is not
+# one of those), and what the reply comes to. See `quick`.
+
+
+def asking(guard: Guard, gate: str, raw: bytes) -> tuple[Desk, Stand] | None:
+    body = decoded(raw) if raw else {}
+    if body.__class__ is not dict or body.get("wait"):
+        return None
+    if body:
+        shapes.ACQUIRE.check(body)
+    desk = guard.desk(gate)
+    stand = asked(guard, desk, body)
+    if (desk.name, stand.id) in guard.own or guard.left.known(desk.name, stand.plan.key) is None:
+        return None
+    return desk, stand
+
+
+def told(guard: Guard, desk: Desk, stand: Stand, id: str, reply: Any) -> Response:
+    try:
+        grant: Any = desk.answered(stand, reply)
+        delay = ahead(stand, grant)
+        if delay is not None:
+            raise _not_now(desk, stand, grant, delay)
+    except Denied as error:
+        raise _refused(guard, desk, stand, error) from None
+    guard.count(desk.name, "granted", 0.0, stand)
+    headers = guard.left.whole(desk.policy, guard.left.last(desk.name, stand.plan.key))
+    return 200, headers, permit_text(desk, stand, grant, 0.0).encode()
+
+
+def _not_now(desk: Desk, stand: Stand, reply: Any, delay: float) -> Denied:
+    """What is told to one who does not wait for its turn, or not for so long."""
+    if reply.__class__ is Wait:
+        return desk.refusal(stand, reply)
+    return Denied("its time has not come", gate=desk.name, retry_after=delay)  # promised before, under this id
+
+
+def _refused(guard: Guard, desk: Desk, stand: Stand, error: Denied) -> Problem:
+    guard.count(desk.name, "refused", 0.0, stand)
+    return with_limit(problem_of(error), desk.policy, error)
 
 
 def ahead(stand: Stand, reply: Any) -> float | None:
@@ -310,12 +359,27 @@ def renewed_of(id: str, now: int, expires: int) -> dict[str, Any]:
 
 
 async def release(guard: Guard, request: Request) -> Response | None:
-    body = await request.json(guard.settings.max_body)
+    id = request.params["id"]
+    desk, command = _ending(guard, id, await request.json(guard.settings.max_body))
+    return _released(guard, id, desk, command, await desk.end(command))
+
+
+def ending(guard: Guard, id: str, raw: bytes) -> tuple[Desk, Release] | None:
+    body = decoded(raw) if raw else {}
+    return _ending(guard, id, body) if body.__class__ is dict else None
+
+
+def ended(guard: Guard, desk: Desk, command: Release, id: str, reply: Any) -> Response:
+    return _released(guard, id, desk, command, desk.ended(command, reply))
+
+
+def _ending(guard: Guard, id: str, body: dict[str, Any]) -> tuple[Desk, Release]:
     if body:
         shapes.RELEASE.check(body)
-    id = request.params["id"]
     desk, name, _ = find_permit(guard, id)
-    command = desk.ending(name, body.get("outcome", "ok"), body.get("retry_after"), body.get("cost"))
-    ended = await desk.end(command)
+    return desk, desk.ending(name, body.get("outcome", "ok"), body.get("retry_after"), body.get("cost"))
+
+
+def _released(guard: Guard, id: str, desk: Desk, command: Release, ended: bool) -> Response:
     guard.count(desk.name, command.outcome, 0.0, command)
     return 200, JSON, b'{"id":"%b","released":%b}' % (id.encode(), b"true" if ended else b"false")

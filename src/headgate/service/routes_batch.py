@@ -9,7 +9,7 @@ from ..gate.desk import decide_all
 from ..model import Wait
 from . import shapes
 from .problems import Problem, problem_of
-from .routes_asks import asked, find_permit, permit_text, place_of, renewed_of, reserved
+from .routes_asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
 from .web import JSON, encode
 
 TYPE_CHECKING = False
@@ -44,29 +44,44 @@ async def batch(guard: Guard, request: Request) -> Response:
     commands = body["commands"]
     if len(commands) > guard.settings.max_batch:
         raise Problem(413, "body-too-large", f"a batch has at most {guard.settings.max_batch} commands here")
+    # Many of the same are the rule. With more members than `do` and `gate`, what is equal may still be wrong: true is 1.
     before: Any = ()
     for place, entry in enumerate(commands):
-        # Many of the same are the rule; with more members than these two, what is equal may still be wrong: true is 1.
         if entry != before or len(entry) > 2:
             _check(place, entry)
             before = entry
     replies = [""] * len(commands)
     sent: list[tuple[Desk, Any]] = []
-    places: list[tuple[int, dict[str, Any]]] = []
+    places: list[int] = []
+    before, alike = (), None
     for place, entry in enumerate(commands):
+        if alike is not None and entry == before:
+            desk, command = alike
+            sent.append((desk, desk.alike(command)))
+            places.append(place)
+            continue
         try:
-            sent.append(_command(guard, entry))
-            places.append((place, entry))
+            made = _command(guard, entry)
         except (Problem, HeadgateError) as error:
             replies[place] = _problem(error)
-    count = guard.count
-    for (place, entry), (desk, command), reply in zip(places, sent, await decide_all(sent), strict=True):
+            continue
+        sent.append(made)
+        places.append(place)
+        before, alike = entry, made if len(entry) == 2 and entry["do"] == "acquire" else None
+    granted: dict[str, list[Stand]] = {}
+    for place, (desk, command), reply in zip(places, sent, await decide_all(sent), strict=True):
+        if reply.__class__ is tuple and commands[place]["do"] == "acquire":
+            replies[place] = f'{{"status":200,{permit_members(desk, command, reply, 0.0)}'
+            granted.setdefault(desk.name, []).append(command)
+            continue
         try:
-            replies[place] = _told(guard, desk, command, entry, reply)
+            replies[place] = _told(guard, desk, command, commands[place], reply)
         except (Problem, HeadgateError) as error:
             if command.__class__ is Stand:
-                count(desk.name, "refused", 0.0, command)
+                guard.count(desk.name, "refused", 0.0, command)
             replies[place] = _problem(error)
+    for gate, stands in granted.items():
+        guard.granted(gate, stands)
     return 200, JSON, f'{{"replies":[{",".join(replies)}]}}'.encode()
 
 
@@ -103,17 +118,15 @@ def _command(guard: Guard, entry: dict[str, Any]) -> tuple[Desk, Any]:
 
 
 def _told(guard: Guard, desk: Desk, command: Any, entry: dict[str, Any], reply: Any) -> str:
-    """The reply to one command, as JSON."""
+    """The reply to one command, as JSON; for asks, where it is no grant, or a promise."""
     if isinstance(reply, BaseException):
         raise reply
     if command.__class__ is Stand:
         if reply.__class__ is Wait:
             raise desk.refusal(command, reply)
-        grant = granted(command.plan, reply)
+        place = place_of(desk, command, granted(command.plan, reply), None)
         guard.count(desk.name, "granted", 0.0, command)
-        if entry["do"] == "reserve":
-            return encode({"status": 200, **place_of(desk, command, grant, None)})
-        return f'{{"status":200,{permit_text(desk, command, grant, 0.0)[1:]}'
+        return encode({"status": 200, **place})
     if command.__class__ is Extend:
         return encode({"status": 200, **renewed_of(entry["id"], *desk.renewed(command, reply))})
     assert command.__class__ is Release

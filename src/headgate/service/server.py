@@ -1,7 +1,7 @@
 """Runs the guard on uvicorn: where it may listen, how it starts, and how it goes.
 
-uvicorn with httptools because it is the fastest server in Python that is well kept (docs/why.md). This is the one file that
-knows it.
+uvicorn with httptools because it is the fastest server in Python that is well kept (docs/why.md). `protocol.py` is the one
+file that imports it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is told the address as soon as requests are answered."""
-    import uvicorn
+    from .protocol import Config, protocol_of
+    from .protocol import Server as BaseServer
 
     settings = guard.settings
     begin(level)
@@ -72,7 +73,7 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
     host, port = connection.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    class Server(uvicorn.Server):
+    class Server(BaseServer):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             # uvicorn's own would raise the signal again at the end; to be told to stop, and to stop, is no failure.
@@ -100,9 +101,9 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    config = uvicorn.Config(
+    config = Config(
         guard,
-        http="httptools",
+        http=protocol_of(guard),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     Scope = dict[str, Any]
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
+    Header = tuple[bytes, bytes]
     #: Status, headers without the length, body.
-    Response = tuple[int, list[tuple[bytes, bytes]], bytes]
+    Response = tuple[int, list[Header], bytes]
 
 JSON = [(b"content-type", b"application/json")]
 
@@ -45,6 +46,11 @@ def decoded(body: bytes) -> Any:
 
 def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is not JSON")
+
+
+def is_json(kind: str | None) -> bool:
+    """Whether a content-type is that of JSON."""
+    return kind == "application/json" or (kind or "").partition(";")[0].strip().lower() == "application/json"
 
 
 class Request:
@@ -118,7 +124,7 @@ class Request:
         if not body:
             return {}
         kind = self.header(b"content-type")
-        if kind != "application/json" and (kind or "").partition(";")[0].strip().lower() != "application/json":
+        if not is_json(kind):
             # Also what keeps a page in somebody's browser from asking in that person's name: it may not send JSON unasked.
             raise Problem(
                 415,

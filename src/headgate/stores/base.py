@@ -62,7 +62,8 @@ if TYPE_CHECKING:
         # A guard serves the stores of other processes (`http://`). Where a store has these, it uses them:
         # `adopt(session, tell)` and `disown(session)`: wakes of that process are told here, and no longer;
         # `saw(gate, number)`: somebody was told so; returns how far the gate has come, as far as is known here;
-        # `at_once(command)`: the reply, where that takes no waiting and nobody else is there to be decided about with it.
+        # `at_once(command)`: the reply, where that takes no waiting and nobody else is there to be decided about with it;
+        # `all_at_once(commands)`: those of commands that came together, where that takes no waiting. Else both return None.
 
 
 def ignore_loss(gate: str) -> None:

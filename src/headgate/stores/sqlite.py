@@ -12,7 +12,7 @@ from contextlib import suppress
 from ..errors import InvalidInput, StoreUnavailable
 from .base import Listeners, ignore_loss, new_session
 from .sqlite_file import SYNCHRONOUS, DatabaseFile, Waiting
-from .sqlite_transactions import NOT_ALONE, Job, Raised, Transactions
+from .sqlite_transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
 from .sqlite_wake import Waker
 
 TYPE_CHECKING = False
@@ -127,6 +127,21 @@ class SqliteStore:
         self._calls = calls
         self._tell()
         return reply.error if reply.__class__ is Raised else reply
+
+    def all_at_once(self, commands: Sequence[Command]) -> list[Any] | None:
+        """The same for many that came together, in one transaction. Raises StoreUnavailable."""
+        if self._lock.locked():
+            return None
+        job, transactions = Job(commands), self._transactions
+        self._calls += 1
+        with self._lock:
+            if transactions.attempt(job, None) is not None:
+                transactions.withdraw(job)
+                return None
+            if len(commands) > 1:
+                transactions.company = COMPANY
+        self._tell()
+        return job.result()
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
         """The same without blocking the event loop: it waits for other processes between attempts.

@@ -112,14 +112,17 @@ class DatabaseFile:
         self.execute("COMMIT")
         self._checkpointer.grown(rows)
 
-    def swap_head(self, heads: tuple[str, int, str]) -> bool:
-        """A transaction of one statement: the new head, its row, the one that has to be there. False where it is not."""
+    def swap_head(self, heads: tuple[str, int, str]) -> bool | None:
+        """A transaction of one statement: the new head, its row, the one that has to be there. False where it is not.
+
+        None while somebody else is writing.
+        """
         try:
             if self.execute(SWAP_HEAD, heads).rowcount != 1:
                 return False
         except sqlite3.OperationalError as error:
             if is_busy(error):
-                return False
+                return None
             raise
         self._checkpointer.grown(1)
         return True

@@ -79,11 +79,13 @@ class Run:
         name, number, time, fence, over, last, asked, entries = packed
         run = cls(name, (number, time, fence, over), last)
         run._asked = {encode_json(ref): (at, ref) for at, ref in enumerate(asked)}
+        since = time + over
+        parts, scores = run.parts, run.scores
         for part in entries.split(";"):
             by, granted, ends, _ = part.split(",", 3)
-            id = f"{name}{number + int(by):0{DIGITS}d}"
-            run.parts[id] = part
-            run.scores[id] = time + int(granted) + int(ends) + over
+            id = name + str(number + int(by)).zfill(DIGITS)
+            parts[id] = part
+            scores[id] = since + int(granted) + int(ends)
         run.size = len(entries)
         return run
 
@@ -99,15 +101,31 @@ class Run:
         _, granted, ends, fence, how, asked = map(int, self.parts[id].split(","))
         _, time, first_fence, _ = self._first
         granted += time
-        ref = next(ref for at, ref in self._asked.values() if at == asked)
+        ref, at = self._asked_last
+        if at != asked or ref is None:
+            ref = next(ref for at, ref in self._asked.values() if at == asked)
+            self._asked_last = (ref, asked)
         return (ref, granted, granted + ends, first_fence + fence, bool(how & 1), _ENDED[how >> 2], bool(how & 2))
+
+    def add(self, id: str, value: Any, score: Score) -> bool:
+        """Add the permit with the next number; False where it is not that, or not of the kind that can be here."""
+        digits = id[-DIGITS:]
+        if id[:-DIGITS] != self.name or not digits.isdigit() or not digits.isascii():
+            return False
+        number = int(digits)
+        if number <= self.last or not self.set(id, number, value, score):
+            return False
+        self.last = number
+        return True
 
     def set(self, id: str, number: int, value: Any, score: Score) -> bool:
         """Add a permit or change it; False where it is not of the kind that can be here."""
         first, time, first_fence, over = self._first
-        if not _is_usual(value) or score != value[2] + over:
+        if value.__class__ is not tuple or len(value) != 7:  # as `_is_usual`, for each that is granted
             return False
         ref, granted, ends, fence, leased, ended, worth = value
+        if score != ends + over:
+            return False
         known, asked = self._asked_last
         if ref is not known:
             asked = self._asking(ref)
@@ -135,6 +153,10 @@ class Run:
         else:
             self.order = None
 
+    def lowest(self) -> Score:
+        """When the first of them may be forgotten."""
+        return min(self.scores.values()) if self.order is None else self.order[-1][0]
+
     def first(self) -> Pair:
         if self.order is None:
             self.order = sorted(((score, id) for id, score in self.scores.items()), reverse=True)
@@ -144,12 +166,14 @@ class Run:
 class Permits(SqliteSpace):
     """The ids that a gate remembers. `packed` is the run that lies in its head."""
 
-    __slots__ = ("_lasts", "_runs", "_where", "run")
+    __slots__ = ("_lasts", "_runs", "_thinned", "_where", "run")
 
     def __init__(self, owner: SqliteRecords, packed: Any, complete: bool) -> None:
         super().__init__(owner, f"{owner.gate}/permits/", False, complete)
         #: The runs that are rows of their own, by key and in order of when the first of theirs may be forgotten.
         self._runs = SqliteSpace(owner, f"{owner.gate}/runs/", False, complete)
+        #: Those of them that have lost some of their permits since the last transaction.
+        self._thinned: dict[str, Run] = {}
         #: Where the ids are that are known to be in a run.
         self._where: dict[Any, Run] = {}
         #: The highest number of each name, as far as it is known.
@@ -160,8 +184,7 @@ class Permits(SqliteSpace):
 
     def _known(self, run: Run) -> Run:
         self._owner.load += len(run.parts)
-        for id in run.parts:
-            self._where[id] = run
+        self._where.update(dict.fromkeys(run.parts, run))
         return run
 
     # --- members ------------------------------------------------------------------------------------------------
@@ -195,23 +218,21 @@ class Permits(SqliteSpace):
 
     def _add(self, id: str, value: Any, score: Score) -> bool:
         """Put an id that is nowhere yet into the latest run. False where it has to have a row of its own."""
-        if not is_numbered(id):
-            return False
-        run, name, number = self.run, id[:-DIGITS], int(id[-DIGITS:])
-        if run is None or run.name != name or len(run.parts) >= _LONGEST:
-            if not _is_usual(value) or number <= self._last(name):
+        run, owner = self.run, self._owner
+        if run is None or len(run.parts) >= _LONGEST or run.name != id[:-DIGITS]:
+            if not is_numbered(id) or not _is_usual(value):
+                return False
+            name, number = id[:-DIGITS], int(id[-DIGITS:])
+            if number <= self._last(name):
                 return False
             if run is not None:
                 self._store(run)
-            self.run = run = Run(name, (number, value[1], value[3], int(score - value[2])), number)
-        elif number <= run.last:
+            self.run = run = Run(name, (number, value[1], value[3], int(score - value[2])), number - 1)
+        if not run.add(id, value, score):
             return False
-        if not run.set(id, number, value, score):
-            return False
-        run.last = number
         self._where[id] = run
-        self._owner.load += 1
-        self._owner.dirty = True
+        owner.load += 1
+        owner.dirty = True
         return True
 
     def _last(self, name: str) -> int:
@@ -229,31 +250,33 @@ class Permits(SqliteSpace):
         """Make a row of its own of a run."""
         self._lasts[run.name] = run.last
         run.key = f"{run.name}{run.last:0{DIGITS}d}"
-        self._runs.put(run.key, run, min(run.scores.values()))
+        self._place(run.key, run)
+
+    def _place(self, key: str, run: Run) -> None:
+        self._runs.put(key, run, run.lowest())
 
     def _change(self, run: Run, id: str, value: Any, score: Score) -> None:
         if run.set(id, int(id[-DIGITS:]), value, score):
-            self._changed_in(run)
+            self._owner.dirty = True
+            if run.key is not None:
+                self._place(run.key, run)
         else:
             self._remove(run, id)
             super().put(id, value, score)
 
-    def _changed_in(self, run: Run) -> None:
-        self._owner.dirty = True
-        if run.key is not None:
-            self._runs.put(run.key, run, min(run.scores.values()))
-
     def _remove(self, run: Run, id: str) -> None:
         del self._where[id]
         run.remove(id)
-        if run.parts:
-            self._changed_in(run)
-            return
         self._owner.dirty = True
-        if run.key is None:
+        key = run.key
+        if run.parts:
+            if key is not None:
+                self._thinned[key] = run
+        elif key is None:
             self.run = None
         else:
-            self._runs.delete(run.key)
+            self._thinned.pop(key, None)
+            self._runs.delete(key)
 
     def __setitem__(self, member: Any, value: Any, /) -> None:
         score = self.score(member)
@@ -268,28 +291,39 @@ class Permits(SqliteSpace):
         return super().score(member) if run is None else run.scores[member]
 
     def delete(self, member: Any) -> Any:
-        score = self.score(member)
+        if member not in self._where:
+            self.get(member)
         run = self._where.get(member)
         if run is None:
             return super().delete(member)
+        score = run.scores[member]
         self._remove(run, member)
         return score
 
     # --- order --------------------------------------------------------------------------------------------------
 
     def first(self) -> Pair | None:
-        pairs = []
-        if (row := super().first()) is not None:
-            pairs.append(row)
-        if self.run is not None:
-            pairs.append(self.run.first())
-        if (stored := self._runs.first()) is not None:
-            run = self._runs.get(stored[1])
+        found = self._first_stored()
+        if self.run is not None and (found is None or self.run.first() < found):
+            found = self.run.first()
+        if (row := super().first()) is not None and (found is None or row < found):
+            found = row
+        return found
+
+    def _first_stored(self) -> Pair | None:
+        runs = self._runs
+        while (stored := runs.first()) is not None:
+            score, key = stored
+            run = runs.get(key)
             if run.__class__ is not Run:
-                run = self._runs._values[stored[1]] = self._known(Run.unpacked(run))
-                run.key = stored[1]
-            pairs.append(run.first())
-        return min(pairs, default=None)
+                run = runs._values[key] = self._known(Run.unpacked(run))
+                run.key = key
+            pair: Pair = run.first()
+            # What is left of a run that was thinned may come after the next one.
+            if pair[0] <= score or (len(front := runs._front) > 1 and pair[0] < front[1][0]):
+                return pair
+            self._place(key, run)
+        return None
 
     def scan(self, since: Score = float("-inf")) -> Iterator[Pair]:
         # They are in three places, and a walk would read all of them: nothing that decides or looks does that.
@@ -302,10 +336,15 @@ class Permits(SqliteSpace):
         self._runs.wipe()
         self._where.clear()
         self._lasts.clear()
+        self._thinned.clear()
         self.run = None
 
     def settle(self) -> None:
         """The end of a transaction: a run that has become long goes into a row of its own."""
+        if self._thinned:
+            for key, thin in self._thinned.items():
+                self._place(key, thin)
+            self._thinned.clear()
         run = self.run
         if run is not None and run.size > _SHORT:
             self._store(run)

@@ -130,28 +130,36 @@ class States(SqliteSpace):
 class _Spaces(dict):  # type: ignore[type-arg]
     """The spaces of a kind by name, made when they are first asked for."""
 
-    __slots__ = ("_counted", "_owner", "_prefix")
+    __slots__ = ("_kind", "_owner")
 
     def __init__(self, owner: SqliteRecords, kind: str) -> None:
         self._owner = owner
-        self._counted = kind in COUNTED
-        self._prefix = _prefix(owner.gate, kind)
+        self._kind = kind
 
     def __missing__(self, name: str) -> SqliteSpace:
-        owner = self._owner
-        key = self._prefix + name
+        owner, kind = self._owner, self._kind
         owner.load += 1
-        space = self[name] = SqliteSpace(owner, key, self._counted, owner.is_new or key in owner.wiped)
+        if kind == "permits":
+            permits = self[name] = owner.permits = Permits(owner, owner.run, owner.is_new)
+            return permits
+        key = _prefix(owner.gate, kind) + name
+        space = self[name] = SqliteSpace(owner, key, kind in COUNTED, owner.is_new or key in owner.wiped)
         return space
 
 
 class SqliteRecords:
-    """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written."""
+    """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written.
+
+    Where others write as well it is read anew for nearly every decision: what may not be needed is made when it is.
+    """
 
     __slots__ = (
         *("_row", "_text", "dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "leases", "load"),
-        *("permits", "promised", "seen", "states", "stored", "touched", "wakes", "windows", "wiped"),
+        *("permits", "promised", "run", "seen", "states", "stored", "touched", "wakes", "windows", "wiped"),
     )
+    windows: _Spaces
+    leases: _Spaces
+    promised: _Spaces
 
     def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
         self.gate = gate
@@ -180,15 +188,26 @@ class SqliteRecords:
             self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
         self.states = States(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: _Spaces(self, kind))
-        self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
-        self.permits = self.kinds["permits"][""] = Permits(self, run[0] if run else None, self.is_new)
+        #: The latest permits, packed as they were in the row; and all of them, from when somebody has asked for them.
+        self.run: Any = run[0] if run else None
+        self.permits: Permits | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what has not been made yet is looked for here.
+        if name not in ("windows", "leases", "promised"):
+            raise AttributeError(name)
+        made = self.kinds[name]
+        setattr(self, name, made)
+        return made
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]
 
     def drop(self, kind: str, name: str = "") -> None:
         spaces = self.kinds.get(kind)
-        if spaces is not None and name in spaces:
+        if kind == "permits":  # which are in several places, and know them
+            self.space(kind, name).wipe()
+        elif spaces is not None and name in spaces:
             spaces[name].wipe()
         elif not self.is_new:
             self.wiped.add(_prefix(self.gate, kind) + name)
@@ -223,7 +242,8 @@ class SqliteRecords:
             keys += [(key.replace("/#", "/!"),) for key in self.wiped if "/#" in key]
             execute_many(WIPE, keys)
             count += len(keys)
-        self.permits.settle()
+        if self.permits is not None:
+            self.permits.settle()
         for space in self.touched:
             count += space.write(execute, execute_many)
         self._text = text = self._packed()
@@ -235,15 +255,18 @@ class SqliteRecords:
 
     def head_alone(self) -> tuple[str, int, str] | None:
         """For SWAP_HEAD, where the head is all that has changed."""
-        self.permits.settle()
+        if self.permits is not None:
+            self.permits.settle()
         if self.touched or self.wiped or self._row is None:
             return None
         was, self._text = self._text, self._packed()
         return self._text, self._row, was
 
     def _packed(self) -> str:
-        run = self.permits.run
         text = encode_json((self.head, self.states.resident))
+        if self.permits is None:
+            return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
+        run = self.permits.run
         return text if run is None else f"{text[:-1]},{run.text()}]"
 
     def written(self) -> None:

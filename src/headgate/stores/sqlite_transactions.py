@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections import deque
 from contextlib import suppress
+from operator import attrgetter
 
 from ..errors import HeadgateError, StoreFormatError
 from .sqlite_file import DatabaseFile, Waiting, explained, survives
@@ -42,6 +43,8 @@ WARY = 4096
 
 NOT_ALONE = object()
 
+_writes = attrgetter("writes")
+
 
 class Raised:
     """An error that a command raised, in the place of its reply."""
@@ -53,7 +56,11 @@ class Raised:
 
 
 class _Stale(Exception):
-    """Others have written since, or are writing."""
+    """Others have written since."""
+
+
+class _Busy(Exception):
+    """Others are writing, or the log is being written back."""
 
 
 class Job:
@@ -68,10 +75,7 @@ class Job:
         self.done = False
         #: Whether an error among the replies was raised, and not handed back.
         self.raised = False
-        self.writes = False
-        for command in commands:
-            if command.writes:
-                self.writes = True
+        self.writes = any(map(_writes, commands))
 
     def fail(self, error: BaseException) -> None:
         self.error = error
@@ -153,6 +157,10 @@ class Transactions:
             self._forget()
             self._wary = WARY
             return NOT_ALONE
+        except _Busy:
+            # Whether anything has changed by that will be seen: `_compare`.
+            self._gates.clear()
+            return NOT_ALONE
         except BaseException as error:
             job = Job((command,))
             try:
@@ -178,7 +186,9 @@ class Transactions:
     # to be read, or at the end; if others have written by then, it has not happened.
 
     def _begin(self, file: DatabaseFile) -> None:
-        if not file.begin() or file.version() != self._version:
+        if not file.begin():
+            raise _Busy
+        if file.version() != self._version:
             raise _Stale
 
     def _read(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
@@ -200,7 +210,9 @@ class Transactions:
                     raise _Stale
                 return
             if (heads := records.head_alone()) is not None:
-                if not file.swap_head(heads):
+                if (swapped := file.swap_head(heads)) is None:
+                    raise _Busy
+                if not swapped:
                     raise _Stale
                 return
             self._begin(file)
@@ -235,14 +247,17 @@ class Transactions:
         try:
             now = file.now()
             self._compare(file)
+            gate = records = None
             for job in jobs:
+                replies = job.replies
                 for command in job.commands:
-                    gate = command.gate
-                    records = used[gate] = self._gates.get(gate) or self._load(file, gate)
+                    if records is None or command.gate != gate:
+                        gate = command.gate
+                        records = used[gate] = self._gates.get(gate) or self._load(file, gate)
                     try:
-                        job.replies.append(command.apply(now, records))
+                        replies.append(command.apply(now, records))
                     except HeadgateError as error:
-                        job.replies.append(error)
+                        replies.append(error)
                         job.raised = True
             if writes:
                 rows = 0
