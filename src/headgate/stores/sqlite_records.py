@@ -154,12 +154,9 @@ class SqliteRecords:
     """
 
     __slots__ = (
-        *("_row", "_text", "dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "leases", "load"),
-        *("permits", "promised", "run", "seen", "states", "stored", "touched", "wakes", "windows", "wiped"),
+        *("_row", "_text", "dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "load"),
+        *("permits", "run", "seen", "states", "stored", "touched", "wakes", "wiped"),
     )
-    windows: _Spaces
-    leases: _Spaces
-    promised: _Spaces
 
     def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
         self.gate = gate
@@ -192,13 +189,19 @@ class SqliteRecords:
         self.run: Any = run[0] if run else None
         self.permits: Permits | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        # Only what has not been made yet is looked for here.
-        if name not in ("windows", "leases", "promised"):
-            raise AttributeError(name)
-        made = self.kinds[name]
-        setattr(self, name, made)
-        return made
+    # Properties, because a class with a `__getattr__` is slow to look at in everything else.
+
+    @property
+    def windows(self) -> _Spaces:
+        return self.kinds["windows"]  # type: ignore[no-any-return]
+
+    @property
+    def leases(self) -> _Spaces:
+        return self.kinds["leases"]  # type: ignore[no-any-return]
+
+    @property
+    def promised(self) -> _Spaces:
+        return self.kinds["promised"]  # type: ignore[no-any-return]
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]
