@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +299,65 @@ def test_while_the_file_is_out_of_reach_all_are_told_so_and_served_again_afterwa
         assert [connection.ask(ask).status for connection in connections] == [200] * 8
     finally:
         guard.stop()
+
+
+# --- against uvicorn's own protocol -----------------------------------------------------------------------------------
+
+HEADERS = ("x-a: 1", "x-a: 2", "connection: keep-alive", "connection: close", "expect: 100-continue", "x b: 1", "x-a : 1",
+           "content-length: 2", "transfer-encoding: chunked", "content-type: text/plain", " folded")  # fmt: skip
+BODIES = (b"", b"{}", b'{"cost": 2}', b'{"cost": 0}', b"[]", b'{"co', b'{"holder": "a\r\n\r\nb"}')
+PATHS = ("/v1/gates/wide/acquire", "/v1/gates/wide/acquire?x=1", "/v1/gates/none/acquire", "/v1/permits/wide:x/release")
+
+
+def stream(chance: random.Random) -> list[bytes]:
+    """Requests of a client that may be broken, in pieces."""
+    usual = request("/v1/gates/wide/acquire", None, "x-a: 1", raw=b"{}")
+    whole = b""
+    for _ in range(chance.randrange(1, 6)):
+        if chance.random() < 0.6:
+            whole += usual
+            continue
+        extra = chance.sample(HEADERS, chance.randrange(0, 2))
+        one = request(chance.choice(PATHS), None, *extra, raw=chance.choice(BODIES))
+        if chance.random() < 0.3:
+            at = chance.randrange(len(one))
+            one = one[:at] + chance.choice((b"", b"\r", b"\n", b"\r\n", b" ", b"\0", one[at : at + 9])) + one[at + 1 :]
+        whole += one
+    cuts = sorted(chance.randrange(len(whole) + 1) for _ in range(chance.choice((0, 0, 1, 3))))
+    return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True) if start < end]
+
+
+def statuses(port: int, pieces: list[bytes], patience: float) -> list[str]:
+    """What is answered to a whole stream, until the guard closes the connection or says nothing more for so long."""
+    with socket.create_connection((LOOPBACK, port), timeout=10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        said = b""
+        with suppress(ConnectionError, TimeoutError):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.001)
+            connection.settimeout(patience)
+            while more := connection.recv(65536):
+                said += more
+    return [line.decode() for line in re.findall(rb"HTTP/1\.1 (\d+)", said)]
+
+
+def test_whatever_a_client_sends_is_answered_as_uvicorn_alone_would() -> None:
+    gates = "[gates.wide]\nlimits = [{ window = 1000000, per = '1m', name = 'rpm' }]"
+    quick = GuardThread(MemoryStore(), gates, any_gate=False)
+    plain = GuardThread(MemoryStore(), gates, any_gate=False, http="httptools")
+    try:
+        chance = random.Random(int(os.environ.get("SEED", "1")))
+        for _ in range(int(os.environ.get("STREAMS", "40"))):
+            pieces = stream(chance)
+            for patience in (0.1, 3.0):
+                expected = statuses(plain.port, pieces, patience)
+                # The second time, what is in it has been seen before.
+                answered = [statuses(quick.port, pieces, patience) for _ in range(2)]
+                if answered == [expected, expected]:
+                    break  # else one of them may only have been slow
+            else:
+                pytest.fail(f"{pieces}: {answered}, not {expected}")
+    finally:
+        quick.stop()
+        plain.stop()
