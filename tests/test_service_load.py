@@ -53,7 +53,7 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("store", ["memory://", pytest.param("sqlite:///gates.db", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///gates.db"])
 def test_ten_thousand_waiters_are_held_in_bounded_memory_and_a_flood_behind_them_is_refused_at_once(
     tmp_path: Path, store: str
 ) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from random import random
 
 from ..errors import InvalidInput, StoreUnavailable
 from .base import Listeners, ignore_loss, new_session
@@ -167,7 +168,7 @@ class SqliteStore:
                         if not job.done:
                             waiting = transactions.attempt(job, waiting)
                 if not job.done:
-                    await asyncio.sleep(0.0002 if waiting is None else waiting.pause)
+                    await self._pause(job, 0.0002 if waiting is None else waiting.pause)
         except asyncio.CancelledError as cancelled:
             if not job.writes or transactions.withdraw(job):
                 raise
@@ -180,6 +181,28 @@ class SqliteStore:
             task.cancel(*cancelled.args)
         self._tell()
         return job.result()
+
+    async def _pause(self, job: Job, seconds: float) -> None:
+        """Until a job is done, or for about so long. Whoever gets to write decides for all who are queued, so of many each
+        tries the more seldom: thousands that try all the time would keep the one who writes from its work."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        company = len(self._transactions.queue) if job.writes else 1
+        timer = loop.call_later(seconds * 2 * random() * max(1, company), wake)
+        job.bell = lambda: loop.call_soon_threadsafe(wake)
+        try:
+            if not job.done:
+                await woken
+        finally:
+            job.bell = None
+            timer.cancel()
 
     def caller(self, gate: str) -> Callable[..., Any] | None:
         """The state is not in this process."""

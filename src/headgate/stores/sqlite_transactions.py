@@ -66,7 +66,7 @@ class _Busy(Exception):
 class Job:
     """The commands of one caller, and what became of them."""
 
-    __slots__ = ("commands", "done", "error", "raised", "replies", "writes")
+    __slots__ = ("bell", "commands", "done", "error", "raised", "replies", "writes")
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands = commands
@@ -76,10 +76,18 @@ class Job:
         #: Whether an error among the replies was raised, and not handed back.
         self.raised = False
         self.writes = any(map(_writes, commands))
+        #: Called when it is done, where somebody sleeps until then.
+        self.bell: Callable[[], object] | None = None
+
+    def finish(self) -> None:
+        self.done = True
+        if (bell := self.bell) is not None:
+            with suppress(RuntimeError):  # its event loop has ended
+                bell()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
-        self.done = True
+        self.finish()
 
     def result(self) -> list[Any]:
         if self.error is not None:
@@ -269,12 +277,12 @@ class Transactions:
             else:
                 file.roll_back()
             for job in jobs:
-                job.done = True
+                job.finish()
         except BaseException as error:
             if committing and not isinstance(error, sqlite3.Error) and not file.in_transaction:
                 # Interrupted just after the commit.
                 for job in jobs:
-                    job.done = True
+                    job.finish()
                 self._forget()
                 raise
             self._undo(file, jobs, job, error)
