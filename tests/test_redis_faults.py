@@ -675,7 +675,9 @@ def test_a_waiter_that_is_cancelled_leaves_the_line(server: Server, stores: Any)
 # Between the moment at which the interpreter has made a socket and the moment at which that has a name nobody can close
 # it; it is closed as soon as the interrupt is forgotten. And an interrupt in the destructor of a connection is lost.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function AbstractConnection.__del__:pytest.PytestUnraisableExceptionWarning"
+)
 def test_an_interrupted_thread_leaves_nothing_behind(server: Server, stores: Any) -> None:
     """Ctrl-C in the main thread, at many moments of an ask; other threads go on with the same connections."""
     gate = gate_of(stores(server.url))

@@ -23,6 +23,7 @@ from workers import run_script
 from headgate import Bucket, Concurrency, Denied, Gate, LeaseLost, Permit, Window
 from headgate.events import Event, subscribe
 from headgate.stores.memory import MemoryStore
+from headgate.testing import FakeClock
 
 NAMES = itertools.count()
 
@@ -625,3 +626,32 @@ def test_a_fork_while_other_threads_use_the_gate_does_not_deadlock_the_child(sto
         assert gate.holders() == []
     """
     run_script(script)
+
+
+def test_all_who_wait_in_memory_come_again_after_their_process_was_taken_for_dead() -> None:
+    """Their keeper names one of them in its heartbeats, which stands for all."""
+    clock = FakeClock()
+    gate = Gate("g", [slots(1, lease="10h")], store=MemoryStore(clock=clock))
+    held = gate.acquire()
+    went: list[int] = []
+
+    def wait(number: int) -> None:
+        with gate.acquire():
+            went.append(number)
+
+    waiters = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    until(lambda: gate.usage().waiting == 3, 10)
+
+    def buried() -> bool:
+        clock.advance(60)  # the machine slept, and nobody was heard of
+        gate.try_acquire()
+        return gate.usage().waiting == 0
+
+    until(buried, 10)
+    until(lambda: gate.usage().waiting == 3, 10)
+    held.release()
+    for waiter in waiters:
+        waiter.join(10)
+    assert sorted(went) == [0, 1, 2]
