@@ -1,16 +1,17 @@
 -- Which limits an ask must pass: the port of plan.py. A policy comes compiled (see redis_wire.py), with the call or from
 -- the gate's `policies`; a ref is MessagePack: fingerprint, class, costs, key. It is compared and handed on as a string.
 
--- What was made of policies and refs is the same for ever: a library keeps it from call to call.
-local POLICIES, PLANS = 256, 1024
-local policies, models, plans, policies_made, plans_made, remembered = {}, {}, {}, 0, 0, {}
+-- What was made of policies and refs is the same for ever: a library keeps it from call to call. Of plans only a few: among
+-- many keys hardly one is asked for again, and what is thrown away old costs the collector more than what it gets young.
+local POLICIES, MODELS, PLANS = 256, 256, 64
+local policies, models, plans, policies_made, models_made, plans_made, remembered = {}, {}, {}, 0, 0, 0, {}
 
 -- A call begins: these policies came with it.
 function begin_plans(policies_sent)
   sent, remembered = policies_sent, {}
-  if policies_made > POLICIES or plans_made > PLANS then
-    policies, models, plans, policies_made, plans_made = {}, {}, {}, 0, 0
-  end
+  if policies_made > POLICIES then policies, policies_made = {}, 0 end
+  if models_made > MODELS then models, models_made = {}, 0 end
+  if plans_made > PLANS then plans, plans_made = {}, 0 end
 end
 
 function policy_of(fingerprint)
@@ -56,17 +57,22 @@ function limit_of(policy, index)
   return limit
 end
 
--- What all asks of one class and cost have in common: the steps before the key is known.
+-- What all asks of one class and cost have in common: the steps before the key is known. A plan and its steps have of their
+-- own only what the key decides, and look up the rest here: among many keys nearly every ask makes one.
 local function model_of(policy, rank, costs)
   local cost_of = {}
   for _, pair in ipairs(costs) do cost_of[pair[1]] = pair[2] end
   local model = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {}}
+  model.model, model.__index = model, model
   for index, row in ipairs(policy.rows) do
     if row[8] <= rank then
       local limit, value = limit_of(policy, index), row[5]
       local cost = limit.leased and 1 or cost_of[limit.unit]
       local by = row[3]
-      model.rows[#model.rows + 1] = {limit, by and row[2] .. '|' or row[2], by, cost, value, row[6], row[7], row[8]}
+      local step = {limit = limit, member = row[2], begins = row[2] .. '|', by = by, cost = cost, value = value, base = row[6],
+        share = row[7], rank = row[8], keyed = by and true or false}
+      step.__index = step
+      model.rows[#model.rows + 1] = step
       model.weight = max(model.weight, cost / value)
       if cost > limit:largest(value) then model.fits = false end
       if limit.leased then
@@ -81,35 +87,47 @@ local function model_of(policy, rank, costs)
 end
 
 local function plan_of(model, ref, key)
-  local key_of, lane = {}, ''
-  for index, pair in ipairs(key) do
-    key_of[pair[1]] = pair[2]
-    lane = index == 1 and pair[1] .. '=' .. pair[2] or lane .. ',' .. pair[1] .. '=' .. pair[2]
+  local steps, lane, first = model.rows, '', key[1]
+  if first then
+    local name, value, key_of = first[1], first[2], nil
+    lane = name .. '=' .. value
+    if key[2] then
+      key_of = {[name] = value}
+      for index = 2, #key do
+        local pair = key[index]
+        key_of[pair[1]] = pair[2]
+        lane = lane .. ',' .. pair[1] .. '=' .. pair[2]
+      end
+    end
+    steps = {}
+    for index = 1, #model.rows do
+      local row = model.rows[index]
+      local by = row.by
+      steps[index] = by and setmetatable({member = row.begins .. (by == name and value or key_of[by])}, row) or row
+    end
   end
-  local steps = {}
-  for index, row in ipairs(model.rows) do
-    local by = row[3]
-    steps[index] = {limit = row[1], member = by and row[2] .. key_of[by] or row[2], cost = row[4], value = row[5],
-      base = row[6], share = row[7], rank = row[8], keyed = by and true or false}
-  end
-  local plan = {ref = ref, model = model, policy = model.policy, rank = model.rank, lease = model.lease,
-    adapts = model.adapts, weight = model.weight, soonest = model.soonest, fits = model.fits, lane = lane, steps = steps}
+  local plan = setmetatable({ref = ref, lane = lane, steps = steps}, model)
   plans[ref] = plan
   plans_made = plans_made + 1
   return plan
 end
 
--- The plan of an ask: `model` is the packed beginning of its ref, `key` the packed rest.
-function plan_for(model, key)
-  local ref = '\148' .. model .. key
-  local plan, made = plans[ref], models[model]
-  if plan or not made then
-    plan = recall(ref)
-    models[model] = plan.model
+local function keep(beginning, model)
+  models[beginning] = model
+  models_made = models_made + 1
+end
+
+-- The plan of an ask: `beginning` is that of its ref, packed, and `key` the packed rest.
+function plan_for(beginning, key)
+  local ref = '\148' .. beginning .. key
+  local model = models[beginning]
+  if not model then
+    local plan = recall(ref)
+    keep(beginning, plan.model)
     return plan
   end
-  if made.policy.life > records.life then records.life = made.policy.life end
-  return plan_of(made, ref, unpacked(key))
+  if model.policy.life > records.life then records.life = model.policy.life end
+  return plans[ref] or plan_of(model, ref, unpacked(key))
 end
 
 -- The plan of a ref, from the policy that was left with the state; `known` where that was lost.
@@ -121,13 +139,19 @@ function recall(ref, known)
   end
   local parts = unpacked(ref)
   local policy = policy_of(parts[1])
-  if not policy and not known then
-    error('headgate: the policy ' .. parts[1] .. ' of this gate is gone from the server')
+  if not policy then
+    if not known then error('headgate: the policy ' .. parts[1] .. ' of this gate is gone from the server') end
+    plan = plan_of(model_of(known, parts[2], parts[3]), ref, parts[4])
+    plans[ref] = nil -- it is made of another policy than its own
+    return plan
   end
-  local made = model_of(policy or known, parts[2], parts[3])
-  plan = plan_of(made, ref, parts[4])
-  if not policy then plans[ref] = nil end -- it is made of another policy than its own
-  return plan
+  local beginning = pack(parts[1], parts[2], parts[3]) -- not always as the client packs it
+  local model = models[beginning]
+  if not model then
+    model = model_of(policy, parts[2], parts[3])
+    keep(beginning, model)
+  end
+  return plan_of(model, ref, parts[4])
 end
 
 -- As Python rounds a share of an override: to nine places.
