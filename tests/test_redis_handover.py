@@ -124,6 +124,27 @@ def test_a_waiter_is_granted_though_its_connections_and_the_script_are_gone(
         result[0].release()
 
 
+def test_what_is_sent_for_a_waiter_is_understood_whatever_its_holder_is_called(
+    server: Server, stores: list[RedisStore]
+) -> None:
+    def connections() -> int:
+        return int(server.command("INFO", "stats").split(b"total_connections_received:")[1].split()[0])
+
+    holding, other = map(one_slot, stores)
+    for holder in ("first", "Jörg 🙂", "worker 7"):
+        held = holding.acquire(timeout=5)
+        with waiting(other, timeout=20, holder=holder) as result:
+            until_somebody_waits(holding)
+            before = connections()
+            held.release()
+        if holder != "first":  # which connects to hear of its turn
+            assert connections() - before == 1  # the one that counts: nobody had to connect again
+        [found] = holding.holders()
+        assert isinstance(result[0], Permit)
+        assert (found.id, found.holder) == (result[0].id, holder)
+        result[0].release()
+
+
 def test_the_keys_of_a_busy_line_always_have_an_end_and_are_given_another_now_and_then(server: Server) -> None:
     server.command("FLUSHALL")
     clock = FakeClock()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .redis_client import Address, Endpoint
     from .redis_wire import Decoded
 
+    #: The gate of an ask, and the bytes of its command but for one word.
+    Prepared = tuple[str, bytes, bytes]
+
 #: Seconds before another attempt while a server loads its data, or a cluster moves a slot.
 PAUSE = 0.01
 
@@ -134,6 +137,19 @@ class Calls:
         if spelt:
             return ["EVAL", text(), 1, tag(gate), *arguments]
         return ["EVALSHA", digest(), 1, tag(gate), *arguments]
+
+    def prepared(self, ask: Command) -> Prepared | None:
+        """An ask that was sent and will be again, as bytes: what comes before the number that its gate has come to, and
+        what comes after. None where the time is sent along.
+        """
+        if self.clock is not None:
+            return None
+        words = self.ask(ask.gate, (ask,), first=False)
+        return ask.gate, b"*%d\r\n%b" % (len(words), _spelt(words[:5])), _spelt(words[6:])
+
+    def complete(self, prepared: Prepared) -> bytes:
+        gate, before, after = prepared
+        return before + _spelt((self.seen.get(gate, 0),)) + after
 
     def take(self, call: Call, raw: Any) -> bool:
         """Hand out an answer; False when the server needs to be told more first, and the call goes again."""
@@ -303,6 +319,15 @@ class Calls:
         failure = StoreUnavailable(told)
         failure.__cause__ = error
         return failure
+
+
+def _spelt(words: Sequence[Any]) -> bytes:
+    """Words as they are sent to a server."""
+    spelt = b""
+    for word in words:
+        raw = word if word.__class__ is bytes else str(word).encode()
+        spelt += b"$%d\r\n%b\r\n" % (len(raw), raw)
+    return spelt
 
 
 def _about_functions(kind: str, text: str) -> bool:

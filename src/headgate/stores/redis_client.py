@@ -123,12 +123,15 @@ class Link:
 
     def send(self, *words: Any) -> None:
         """A command whose answer is read later."""
+        self.send_packed(self._connection.pack_command(*words) if self._reader is None else hiredis.pack_command(words))
+
+    def send_packed(self, command: Any) -> None:
+        """The same with the bytes of a command."""
         try:
             if self._reader is not None:
-                self._socket.sendall(hiredis.pack_command(words))
+                self._socket.sendall(command)
             else:
-                connection = self._connection
-                connection.send_packed_command(connection.pack_command(*words), check_health=False)
+                self._connection.send_packed_command(command, check_health=False)
         except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
             raise Silent(str(error)) from None
         except (redis.ConnectionError, OSError) as error:

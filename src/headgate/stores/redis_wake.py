@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..commands import Stand
-    from .redis_batches import Calls
+    from .redis_batches import Calls, Prepared
     from .redis_client import Address, Endpoint, Link
     from .redis_threads import Threads
 
@@ -63,26 +63,26 @@ class Errands:
         self._threads = threads
         self._lock = threading.Lock()
         #: Those that stand in line, by ticket; and those that were sent, with the connection that will bring the reply.
-        self._asks: dict[str, Stand] = {}
+        self._asks: dict[str, Prepared] = {}
         self._sent: dict[str, Link] = {}
 
     def __bool__(self) -> bool:
         return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `go`
 
     def add(self, ask: Stand) -> None:
-        """It was told to wait."""
-        if len(self._asks) < MOST_ERRANDS:
-            self._asks[ask.id] = ask
+        """It was told to wait: what it will ask then is made ready now, when there is time."""
+        if len(self._asks) < MOST_ERRANDS and (prepared := self._calls.prepared(ask)) is not None:
+            self._asks[ask.id] = prepared
 
     def go(self, ticket: str) -> None:
         """A ticket was called: send its ask, by a connection that stands ready. Else its waiter does."""
         with self._lock:
-            ask = self._asks.pop(ticket, None)
-            link = None if ask is None else self._threads.ready(ask.gate)
-            if ask is None or link is None:
+            prepared = self._asks.pop(ticket, None)
+            link = None if prepared is None else self._threads.ready(prepared[0])
+            if prepared is None or link is None:
                 return
             try:
-                link.send(*self._calls.ask(ask.gate, (ask,), first=False))
+                link.send_packed(self._calls.complete(prepared))
             except (Broken, Silent):
                 link.close()
             else:

@@ -272,7 +272,8 @@ function admit(now, ask, plan, id, holder)
   end
   now = begin(now)
   local head = records.head
-  if ask.remembered then
+  local ticket = head.tickets > 0 and id ~= '' and line_module().find(id) or nil
+  if ask.remembered and not (ticket and ticket.remembered) then -- who stands in line under an id on record has no permit
     local known = permits:get(id)
     if known then
       if known[3] + REMEMBER <= now then
@@ -284,7 +285,6 @@ function admit(now, ask, plan, id, holder)
   end
   if head.tickets > 0 then
     local line = line_module()
-    local ticket = id ~= '' and line.find(id) or nil
     if ticket and ask.waits and ticket.session ~= ask.session then line.adopt(ticket, ask.session) end
     local heard = ticket and line.hear(now, ticket.session, id)
     if heard or now >= line.meta_of().timer_at then

@@ -178,7 +178,10 @@ local function main(keys, args, forgets_line)
   if common and common.size == last - 3 then
     -- Alone, as most are that do not come from a crowd.
     local id = args[4]
-    if common[11] then records.fresh[1] = id end
+    if common[11] then
+      records.fresh[1] = id
+      if head.tickets > 0 then space('tickets'):know() end
+    end
     permits:know()
     local fine, reply = pcall(decide, now, common, id, common.told and args[5], common[3] and args[last] or NO_KEY)
     if not fine then
