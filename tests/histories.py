@@ -157,8 +157,11 @@ ENDING = (
     st.tuples(st.just("beat"), SESSION),
     st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 60 * SECOND])),
 )
+OVERRIDING = st.tuples(
+    st.just("override"), st.integers(0, 2), st.sampled_from([None, 1, 2, 3.5, 7]), st.none() | st.integers(0, 2)
+)
 CHANGING = (
-    st.tuples(st.just("override"), st.integers(0, 2), st.sampled_from([None, 1, 2, 3.5, 7]), st.none() | st.integers(0, 2)),
+    OVERRIDING,
     st.tuples(st.just("pause"), st.sampled_from([0, SECOND, 3 * SECOND])),
     st.tuples(st.just("reset"), st.none() | st.integers(0, 2)),
     st.tuples(st.just("look"), st.none() | ASK),

@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "line-forgets-no-asker",
         "line.py",
-        "_advance(records, lane, ticket, meta)\n                    _forget(records, ticket)",
-        "_advance(records, lane, ticket, meta)",
+        "asker.take(records, now, steps)\n                _forget(records, ticket)",
+        "asker.take(records, now, steps)",
         "whoever takes what it asked for has no ticket any more",
     ),
 ]

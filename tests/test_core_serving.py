@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Window, line
-from headgate.commands import Command, Settle, Stand
-from headgate.model import SECOND, Wait
+from headgate import Bucket, Window, line
+from headgate.commands import Command, Configure, Settle, Stand
+from headgate.model import SECOND, Refusal, Wait
 from headgate.plan import Policy
 from headgate.records import busy
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
-from tests.histories import ASKING, ENDING, FAMILIES, PASSED, History, generated
+from tests.histories import ASKING, ENDING, FAMILIES, OVERRIDING, PASSED, History, generated
 
 LINES = {gate: policies for gate, policies in FAMILIES.items() if policies[0].waiting == "line"}
 
-#: The kinds of deeds that may leave the line alone, and often; nothing that changes a gate from outside.
-DEED = st.one_of(*ASKING, *ENDING)
+#: The kinds of deeds that may leave the line alone, and often; and overrides, which make some of those who wait impossible.
+DEED = st.one_of(*ASKING, *ENDING, OVERRIDING)
 
 
 class Served:
@@ -133,3 +133,19 @@ def test_tickets_behind_others_early_confirmations_and_taken_calls_do_not_serve_
             store.execute([Settle(plan, reply[0], ask.id, None, False)])
     # The first to stand is looked at; the 39 behind it change nothing.
     assert (granted, served) == (20, 1)
+
+
+def test_who_waits_is_told_when_to_look_though_one_of_a_lower_class_became_impossible_in_the_same_moment() -> None:
+    served = Served()
+    limits = [Bucket(3, per="3s", slack=0, name="b", by="org")]
+    policy = Policy("classes", limits, priorities={"live": 1.0, "batch": 0.5}, patience=60 * SECOND)
+    live, batch = (policy.plan(1, {"org": "acme"}, priority) for priority in ("live", "batch"))
+    asks = [Stand(batch, "batch", waits=True, session="one"), Stand(live, "live", waits=True, session="two")]
+    served.execute([Stand(batch, "gone"), asks[0], Stand(live, "too"), Stand(live, "far"), asks[1]])
+    served.execute([Configure("classes", "b", 1.0)])  # half of it is less than what the lower class asks for
+    refused, waits = served.execute(list(asks))
+    assert isinstance(refused, Refusal)
+    assert isinstance(waits, Wait)
+    assert waits.check_at is not None
+    served.clock.advance(microseconds=waits.check_at - waits.now)
+    assert isinstance(served.execute([asks[1]])[0], tuple)

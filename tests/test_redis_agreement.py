@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Window
-from headgate.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Stand
+from headgate.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Settle, Stand
 from headgate.model import SECOND
 from headgate.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
@@ -62,6 +62,7 @@ class Pair:
         self.core = Woken(self.clock)
         # A busy machine may take its time: it is not what is tested here.
         self.script = RedisStore(f"{url}?timeout=10s", clock=self.clock)
+        self.heard()  # what an example that failed has left
 
     def __enter__(self) -> Pair:
         return self
@@ -240,6 +241,22 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
             for ask in again:
                 ask.fresh = False
             stores.execute([*again, Peek(policy, leases=True)])
+
+
+def test_who_waits_under_the_id_of_a_lease_takes_its_place_and_no_second_slot(pair: Callable[[], Pair]) -> None:
+    policy = Policy("twice", [Concurrency(2, lease="1m", name="c")])
+    plan = policy.plan()
+
+    def stand(id: str) -> Stand:
+        return Stand(plan, id, None, plan.lease, waits=True, session="s")
+
+    with pair() as stores:
+        _, second = stores.execute([stand("a"), stand("b")])
+        stores.execute([stand("a"), stand("c")])
+        stores.execute([Settle(plan, second[0], "b", "ok", False)])
+        assert stores.core.execute([Peek(policy)])[0].waiting == 2
+        taken = stores.execute([stand("c"), stand("a"), Peek(policy, leases=True)])
+        assert [isinstance(reply, tuple) for reply in taken] == [True, True, False]
 
 
 def test_another_kind_under_an_old_name_is_the_same_error(pair: Callable[[], Pair]) -> None:

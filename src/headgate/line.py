@@ -31,7 +31,7 @@ from operator import itemgetter
 
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
-from .records import amend, busy
+from .records import QUIET, amend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         """Whoever asks, and whose ticket may be the next."""
 
         id: str
+        plan: Plan
 
         def take(self, records: Records, now: int, steps: Steps) -> Any: ...
 
@@ -107,20 +108,20 @@ ASLEEP, MISSED = 1, 2
 
 
 def meta_of(records: Records) -> Meta:
-    found = records.kinds["line"][""].get("meta")
+    found = records.line.get("meta")
     if found.__class__ is Meta:
         return found
     return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
 
 
 def _ticket(records: Records, id: str) -> Ticket:
-    found = records.kinds["tickets"][""].get(id)
+    found = records.tickets.get(id)
     # In memory it is the very one that was put there.
     return found if found.__class__ is Ticket else Ticket(*found)
 
 
 def find(records: Records, id: str) -> Ticket | None:
-    found = records.kinds["tickets"][""].get(id)
+    found = records.tickets.get(id)
     return found if found is None or found.__class__ is Ticket else Ticket(*found)
 
 
@@ -131,9 +132,8 @@ def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
 
 def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: list[str]) -> None:
     """Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone."""
-    kinds = records.kinds
-    found = list(map(kinds["tickets"][""].get, ids))
-    if all(found) and not kinds["calls"][""] and not any(map(_hidden, found)):
+    found = list(map(records.tickets.get, ids))
+    if all(found) and not records.calls and not any(map(_hidden, found)):
         return  # the usual answer to a heartbeat, for hundreds
     for id, ticket in zip(ids, found, strict=True):
         if ticket is None:
@@ -152,17 +152,17 @@ def is_behind(records: Records, plan: Plan, meta: Meta) -> bool:
     for tier, from_rank in meta.blocked:
         if rank >= tier and rank >= from_rank:
             return True
-    if records.kinds["lanes"][""].get(f"{rank}.{rank}.{plan.lane}") is not None:
+    if records.lanes.get(f"{rank}.{rank}.{plan.lane}") is not None:
         return True
     return _ahead(records, plan.steps, (rank + 1) * TIER) is not None
 
 
 def _ahead(records: Records, steps: Steps, order: float) -> str | None:
     """The member of these steps at which somebody who goes before `order` is parked, if there is one."""
-    due = records.space("due")
+    due = records.due
     for step in steps:
         if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
-            first = records.space("parked", step[1]).first()
+            first = records.parked[step[1]].first()
             if first is not None and first[0] < order:
                 return step[1]
     return None
@@ -177,13 +177,13 @@ def hear(records: Records, now: int, session: str, own: Ticket | None = None) ->
     A ticket that missed its call comes back only when its waiter itself was heard of (`own`): a process can be well and
     one of its waiters not (a blocked event loop), and that one must not take a claim of everybody's time at every beat.
     """
-    sessions = records.kinds["sessions"][""]
+    sessions = records.sessions
     asleep: bool = sessions.get(session) == 1
     sessions.put(session, 0, now + SESSION)
     if not asleep and (own is None or not own.hidden):
         return False
     if asleep:
-        for _, id in list(records.space("of", session).scan()):
+        for _, id in list(records.of[session].scan()):
             ticket = _ticket(records, id)
             if ticket.hidden == ASLEEP:
                 _enter(records, _marked(ticket, ticket.called, 0))
@@ -194,15 +194,15 @@ def hear(records: Records, now: int, session: str, own: Ticket | None = None) ->
 
 
 def _put_to_sleep(records: Records, session: str) -> None:
-    sessions = records.space("sessions")
+    sessions = records.sessions
     if sessions.get(session) != 0:
         return
     sessions[session] = 1
-    for _, id in list(records.space("of", session).scan()):
+    for _, id in list(records.of[session].scan()):
         ticket = _ticket(records, id)
         if not ticket.called and not ticket.hidden:
             _leave(records, ticket)
-            records.space("tickets")[id] = _marked(ticket, 0, ASLEEP)
+            records.tickets[id] = _marked(ticket, 0, ASLEEP)
 
 
 # --- standing in line -------------------------------------------------------------------------------------------
@@ -212,11 +212,10 @@ def stand(
     records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
 ) -> bool:
     """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody."""
-    kinds = records.kinds
-    known = kinds["sessions"][""].get(session) is not None
+    known = records.sessions.get(session) is not None
     woke = hear(records, now, session)
     rank = plan.rank
-    place = len(kinds["tickets"][""]) + 1
+    place = len(records.tickets) + 1
     arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta_of(records)
     ticket = _new(Ticket, (
         id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.model.weight, holder, lease, remembered,
@@ -225,10 +224,10 @@ def stand(
     if rank >= tiers:
         turns = (*turns, *(0.0,) * (rank + 1 - tiers))
         tiers = rank + 1
-    kinds["line"][""]["meta"] = _new(Meta, (arrivals + 1, tiers, timer, timer_at, blocked, turns, limit, free_at))
-    kinds["of"][session].put(id, None, arrivals)
+    records.line["meta"] = _new(Meta, (arrivals + 1, tiers, timer, timer_at, blocked, turns, limit, free_at))
+    records.of[session].put(id, None, arrivals)
     if rank > 0:
-        kinds["young"][""].put(id, None, now + plan.policy.patience)
+        records.young.put(id, None, now + plan.policy.patience)
     behind = _enter(records, ticket)
     _count(records, place)
     if woke or not (known and behind) or now >= timer_at:
@@ -240,14 +239,14 @@ def stand(
 
 def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
     """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
-    mine = records.space("of", ticket.session)
+    mine = records.of[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
-        records.space("sessions").delete(ticket.session)
+        records.sessions.delete(ticket.session)
     ticket = ticket._replace(session=session)
-    records.space("tickets")[ticket.id] = ticket
-    records.space("of", session).put(ticket.id, None, ticket.arrival)
+    records.tickets[ticket.id] = ticket
+    records.of[session].put(ticket.id, None, ticket.arrival)
     return ticket
 
 
@@ -260,27 +259,27 @@ def remove(records: Records, now: int, ticket: Ticket) -> None:
         if ticket.lane:
             freed(records, now, recall(records, ticket.ref).steps)
     _forget(records, ticket)
-    _count(records, len(records.kinds["tickets"][""]))
+    _count(records, len(records.tickets))
 
 
 def _forget(records: Records, ticket: Ticket) -> None:
     """A ticket that stands in no lane and has no call is no more, and with the last of its process that."""
-    kinds = records.kinds
-    kinds["tickets"][""].delete(ticket.id)
+    records.tickets.delete(ticket.id)
     if ticket.tier:
-        kinds["young"][""].delete(ticket.id)
-    mine = kinds["of"][ticket.session]
+        records.young.delete(ticket.id)
+    mine = records.of[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
-        kinds["sessions"][""].delete(ticket.session)
+        records.sessions.delete(ticket.session)
 
 
 def _count(records: Records, tickets: int) -> None:
     """So many stand in line, the head says from now on."""
     seq, now, heeded = records.head
     if tickets and heeded is not None:
-        records.head = (seq, now, (*heeded[:3], tickets, heeded[4]))
+        paused, reason, overrides, _, lost = heeded
+        records.head = (seq, now, (paused, reason, overrides, tickets, lost))
     else:
         amend(records, tickets=tickets)
     if not tickets:
@@ -292,19 +291,18 @@ def _count(records: Records, tickets: int) -> None:
 
 def _enter(records: Records, ticket: Ticket) -> bool:
     """Into its lane. Returns whether others of that lane were there."""
-    kinds = records.kinds
-    kinds["tickets"][""][ticket.id] = ticket
+    records.tickets[ticket.id] = ticket
     lane = _lane_of(ticket)
-    queue = kinds["lane"][lane]
+    queue = records.lane[lane]
     queue.put(ticket.id, None, ticket.arrival)
-    row = kinds["lanes"][""].get(lane)
+    row = records.lanes.get(lane)
     if row is None:
         meta = meta_of(records)
-        rest = records.space("rest", f"{ticket.tier}")
+        rest = records.rest[f"{ticket.tier}"]
         tag = max(meta.turns[ticket.tier], rest.get(lane) or 0.0)
         rest.delete(lane)
         # Of lanes that come at the same turn, the first to come goes first.
-        kinds["line"][""]["meta"] = _turned(meta, ticket.tier, 0.0, INSTANT)
+        records.line["meta"] = meta._replace(turns=_turned(meta.turns, ticket.tier, 0.0, INSTANT))
         _make_ready(records, lane, tag)
         return False
     if row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
@@ -313,49 +311,46 @@ def _enter(records: Records, ticket: Ticket) -> bool:
     return True
 
 
-def _turned(meta: Meta, tier: int, least: float, by: float) -> Meta:
+def _turned(turns: tuple[float, ...], tier: int, least: float, by: float) -> tuple[float, ...]:
     """The virtual time of a tier has moved on: to `least` at least, and by so much more."""
-    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta
     was = turns[tier]
     turn = (was if was > least else least) + by
-    turns = (turn,) if tiers == 1 else (*turns[:tier], turn, *turns[tier + 1 :])
-    return _new(Meta, (arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at))
+    return (turn,) if len(turns) == 1 else (*turns[:tier], turn, *turns[tier + 1 :])
 
 
 def _leave(records: Records, ticket: Ticket) -> None:
     """Out of its lane. The lane's turn does not move: nothing was taken."""
     lane = _lane_of(ticket)
-    queue = records.space("lane", lane)
+    queue = records.lane[lane]
     was_first = queue.first() == (ticket.arrival, ticket.id)
     queue.delete(ticket.id)
-    row = records.space("lanes").get(lane)
+    row = records.lanes.get(lane)
     if not queue:
         _close(records, lane, ticket, row[0], row[1])
     elif was_first and row[1]:
         _unpark(records, lane, row)
-    due = records.space("due")
+    due = records.due
     if row[1] and due.get(row[1]) is not None:
         due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
 
 
-def _advance(records: Records, lane: str, ticket: Ticket, meta: Meta) -> Meta:
-    """The first of a ready lane was called: its lane's turn moves on by what the ticket takes."""
-    kinds = records.kinds
+def _advance(records: Records, lane: str, ticket: Ticket, turns: tuple[float, ...]) -> tuple[float, ...]:
+    """The first of a ready lane was called: its lane's turn moves on by what the ticket takes. Returns the tiers' turns."""
     tier, weight = ticket.tier, ticket.weight
-    queue = kinds["lane"][lane]
+    queue = records.lane[lane]
     queue.delete(ticket.id)
-    tag = kinds["lanes"][""].get(lane)[0]
+    tag = records.lanes.get(lane)[0]
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
-    meta = _turned(meta, tier, tag, weight / (busy(records)[3] or 1))
+    turns = _turned(turns, tier, tag, weight / ((records.head[2] or QUIET)[3] or 1))
     if not queue:
         _close(records, lane, ticket, tag + weight, "")
     else:
         _make_ready(records, lane, tag + weight)
-    rest = kinds["rest"][f"{tier}"]
-    while rest and (first := rest.first()) is not None and first[0] <= meta.turns[tier]:
+    rest = records.rest[f"{tier}"]
+    while rest and (first := rest.first()) is not None and first[0] <= turns[tier]:
         rest.delete(first[1])
-    return meta
+    return turns
 
 
 def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str) -> None:
@@ -363,10 +358,10 @@ def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str)
         _drop_from(records, "parked", parked, lane)
     else:
         _drop_from(records, "ready", f"{ticket.tier}.{ticket.rank}", lane)
-    records.space("lanes").delete(lane)
+    records.lanes.delete(lane)
     records.drop("lane", lane)
     # Who comes back soon goes on where it was: leaving and coming again is no way to the front.
-    records.space("rest", f"{ticket.tier}").put(lane, tag, tag)
+    records.rest[f"{ticket.tier}"].put(lane, tag, tag)
 
 
 def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
@@ -375,13 +370,12 @@ def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
     if not space:
         records.drop(kind, name)
         if kind == "parked":
-            records.space("due").delete(name)
+            records.due.delete(name)
 
 
 def _make_ready(records: Records, lane: str, tag: float) -> None:
-    kinds = records.kinds
-    kinds["lanes"][""][lane] = (tag, "")
-    kinds["ready"][_class_of(lane)].put(lane, None, tag)
+    records.lanes[lane] = (tag, "")
+    records.ready[_class_of(lane)].put(lane, None, tag)
 
 
 @lru_cache(1024)
@@ -389,19 +383,23 @@ def _class_of(lane: str) -> str:
     return lane[: lane.index(".", lane.index(".") + 1)]
 
 
+def _tier_of(lane: str) -> int:
+    return int(lane.partition(".")[0])
+
+
 def _order(lane: str, tag: float) -> float:
     """Where a lane stands among those parked at the same member."""
-    return int(lane.partition(".")[0]) * TIER + tag
+    return _tier_of(lane) * TIER + tag
 
 
 def _park(records: Records, lane: str, member: str, until: int) -> None:
-    lanes = records.space("lanes")
+    lanes = records.lanes
     tag = lanes.get(lane)[0]
     _drop_from(records, "ready", _class_of(lane), lane)
     lanes[lane] = (tag, member)
-    parked = records.space("parked", member)
+    parked = records.parked[member]
     parked.put(lane, None, _order(lane, tag))
-    due = records.space("due")
+    due = records.due
     # The first is waited for; whoever is behind it looks when that one has gone.
     if due.get(member) is None or parked.first()[1] == lane:  # type: ignore[index]
         due.put(member, 1, until)
@@ -416,7 +414,7 @@ def freed(records: Records, now: int, steps: Steps) -> None:
     """Something came back on these limits: whoever is parked at one of them may look again."""
     for step in steps:
         # Every member at which somebody is parked is due at some time.
-        if step[7] and (due := records.kinds["due"][""]).get(step[1]) is not None:
+        if step[7] and (due := records.due).get(step[1]) is not None:
             due.put(step[1], 1, now)
 
 
@@ -443,28 +441,28 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
 
     An `asker` is here: when its ticket is the one to be called, it takes what it asks for instead, and that is returned.
     """
-    kinds = records.kinds
-    calls = kinds["calls"][""]
+    calls = records.calls
     while calls and (first := calls.first()) is not None and first[0] <= now:
         _give_back(records, now, first[1])
-    sessions = kinds["sessions"][""]
+    sessions = records.sessions
     while (first := sessions.first()) is not None and first[0] <= now:
-        for _, id in list(kinds["of"][first[1]].scan()):
+        for _, id in list(records.of[first[1]].scan()):
             remove(records, now, _ticket(records, id))
         sessions.delete(first[1])
     meta = meta_of(records)
     if meta.tiers > 1:
-        young = kinds["young"][""]
+        young = records.young
         while (first := young.first()) is not None and first[0] <= now:
             _promote(records, first[1])
         meta = meta_of(records)
-    paused, _, overrides, _, _ = busy(records)
+    paused, _, overrides, _, _ = records.head[2] or QUIET
     if paused > now:
-        _keep_timer(records, now, meta, [(paused, "", _any_waiting(records))], (), ("calls", "sessions", "young"))
+        waits = [(paused, "", _any_waiting(records))]
+        _keep_timer(records, now, meta, meta.turns, waits, (), ("calls", "sessions", "young"))
         return None
     taken = _call_all(records, now, meta, overrides, asker)
     if taken is not None:
-        _count(records, len(kinds["tickets"][""]))
+        _count(records, len(records.tickets))
     return taken
 
 
@@ -474,115 +472,125 @@ def _take_off(records: Records, now: int, ticket: Ticket) -> None:
     let_go(records, now, steps, (ticket.id, 0, None))
     if ticket.lane:
         freed(records, now, steps)
-    records.kinds["calls"][""].delete(ticket.id)
+    records.calls.delete(ticket.id)
 
 
 def _give_back(records: Records, now: int, id: str) -> None:
     ticket = _ticket(records, id)
     _take_off(records, now, ticket)
     _put_to_sleep(records, ticket.session)
-    records.space("tickets")[id] = _marked(ticket, 0, MISSED)
+    records.tickets[id] = _marked(ticket, 0, MISSED)
 
 
 def take_back(records: Records, now: int) -> None:
     """All calls are taken back: their tickets stand in line again, in their old places."""
-    for _, id in list(records.space("calls").scan()):
+    for _, id in list(records.calls.scan()):
         ticket = _ticket(records, id)
         let_go(records, now, recall(records, ticket.ref).steps, (id, 0, None))
-        records.space("calls").delete(id)
+        records.calls.delete(id)
         _enter(records, _marked(ticket, 0, 0))
 
 
 def _promote(records: Records, id: str) -> None:
     ticket = _ticket(records, id)
-    records.space("young").delete(id)
+    records.young.delete(id)
     if ticket.called or ticket.hidden:
-        records.space("tickets")[id] = ticket._replace(tier=0)
+        records.tickets[id] = ticket._replace(tier=0)
         return
     _leave(records, ticket)
     _enter(records, ticket._replace(tier=0))
 
 
 def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Asker | None) -> Any:
-    kinds = records.kinds
     own = "" if asker is None else asker.id
     taken = None
-    due, ready = kinds["due"][""], kinds["ready"]
+    due, ready = records.due, records.ready
     blocked: list[tuple[int, int]] = []
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
-    tiers = meta.tiers
+    tiers, turns = meta.tiers, meta.turns
     # Mostly no lane is parked, and none will be.
     parked = bool(due)
-    for tier in range(tiers):
-        while True:
-            if parked:
-                _look_again(records, now, due, looked)
-            best = ready["0.0"].first() if tiers == 1 else _next_lane(ready, tier, tiers, blocked)
-            if best is None:
-                break
-            lane = best[1]
-            ticket = _ticket(records, kinds["lane"][lane].first()[1])  # type: ignore[index]
-            plan = recall(records, ticket.ref)
-            steps = plan.steps
-            if overrides:
-                steps = plan.current(records)
-                if plan.too_large(steps) is not None:
-                    # An override has made it impossible. Its waiter asks again, and is told so.
-                    kinds["line"][""]["meta"] = meta
-                    remove(records, now, ticket)
-                    meta = meta_of(records)
-                    records.wakes.append(Wake(ticket.session, ticket.id))
-                    continue
-            member = None
-            if ticket.lane:
-                member = _ahead(records, steps, _order(lane, records.space("lanes").get(lane)[0]))
-            at, step = (now + 1, None) if member else blocked_by(records, now, steps)
-            if at <= now:
-                if asker is not None and ticket.id == own:
-                    taken = asker.take(records, now, steps)
-                    meta = _advance(records, lane, ticket, meta)
-                    _forget(records, ticket)
-                else:
-                    _call(records, now, ticket, plan.policy.claim, steps)
-                    meta = _advance(records, lane, ticket, meta)
-                if ticket.lane:
-                    freed(records, now, steps)
-            elif member or (step is not None and step[7]):
-                member = member or step[1]  # type: ignore[index]
-                _park(records, lane, member, at)
-                parked = True
-                came_from = looked.pop(lane, member)
-                if came_from != member and due.get(came_from) is not None:
-                    due.put(came_from, 1, now)  # it made no use of the room there: the next may
+    tier = 0
+    while tier < tiers:
+        if parked and (back := _look_again(records, now, due, looked)) < tier:
+            tier = back
+            while blocked and blocked[-1][0] >= tier:  # they are found again, if they have to wait again
+                blocked.pop()
+                waits.pop()
+        best = ready["0.0"].first() if tiers == 1 else _next_lane(ready, tier, tiers, blocked)
+        if best is None:
+            tier += 1
+            continue
+        lane = best[1]
+        ticket = _ticket(records, records.lane[lane].first()[1])  # type: ignore[index]
+        plan = asker.plan if asker is not None and ticket.ref is asker.plan.ref else recall(records, ticket.ref)
+        steps = plan.steps
+        if overrides:
+            steps = plan.current(records)
+            if plan.too_large(steps) is not None:
+                # An override has made it impossible. Its waiter asks again, and is told so.
+                records.line["meta"] = meta._replace(turns=turns)
+                remove(records, now, ticket)
+                meta = meta_of(records)
+                turns = meta.turns
+                records.wakes.append(Wake(ticket.session, ticket.id))
+                continue
+        member = None
+        if ticket.lane:
+            member = _ahead(records, steps, _order(lane, records.lanes.get(lane)[0]))
+        at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+        if at <= now:
+            if asker is not None and ticket.id == own:
+                taken = asker.take(records, now, steps)
+                _forget(records, ticket)
             else:
-                assert step is not None
-                blocked.append((tier, max(0, step[6])))
-                waits.append((at, step[4], ticket))
-                if tiers == 1:  # there is no other class that could go by it
-                    if parked:
-                        _look_again(records, now, due, looked)
-                    break
+                _call(records, now, ticket, plan.policy.claim, steps)
+            turns = _advance(records, lane, ticket, turns)
+            if ticket.lane:
+                freed(records, now, steps)
+        elif member or (step is not None and step[7]):
+            member = member or step[1]  # type: ignore[index]
+            _park(records, lane, member, at)
+            parked = True
+            came_from = looked.pop(lane, member)
+            if came_from != member and due.get(came_from) is not None:
+                due.put(came_from, 1, now)  # it made no use of the room there: the next may
+        else:
+            assert step is not None
+            blocked.append((tier, max(0, step[6])))
+            waits.append((at, step[4], ticket))
+            if tiers == 1:  # there is no other class that could go by it
+                if parked:
+                    _look_again(records, now, due, looked)
+                break
     if parked and not waits and (first := due.first()) is not None:
-        lane = records.space("parked", first[1]).first()[1]  # type: ignore[index]
-        head = _ticket(records, records.space("lane", lane).first()[1])  # type: ignore[index]
+        lane = records.parked[first[1]].first()[1]  # type: ignore[index]
+        head = _ticket(records, records.lane[lane].first()[1])  # type: ignore[index]
         waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
-    _keep_timer(records, now, meta, waits, tuple(blocked), CLOCKS if parked or tiers > 1 else ("calls", "sessions"))
+    clocks = CLOCKS if parked or tiers > 1 else ("calls", "sessions")
+    _keep_timer(records, now, meta, turns, waits, tuple(blocked), clocks)
     return taken
 
 
-def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> None:
-    """Of every member that may have room now, the first parked lane gets ready; the next follows when that is called."""
+def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> int:
+    """Of every member that may have room now, the first parked lane gets ready; the next follows when that is called.
+
+    Returns the highest tier that has got one, whose turn it is then.
+    """
+    tier = NEVER
     while (first := due.first()) is not None and first[0] <= now:
-        lane = records.space("parked", first[1]).first()
+        lane = records.parked[first[1]].first()
         due.delete(first[1])
         if lane is None:
             continue
-        _unpark(records, lane[1], records.space("lanes").get(lane[1]))
+        _unpark(records, lane[1], records.lanes.get(lane[1]))
         looked.setdefault(lane[1], first[1])
-        if records.space("parked", first[1]):
+        tier = min(tier, _tier_of(lane[1]))
+        if records.parked[first[1]]:
             # It is looked at again when this one is called or leaves; and at last by itself.
             due.put(first[1], 1, now + SECOND)
+    return tier
 
 
 def _next_lane(ready: Spaces, tier: int, tiers: int, blocked: list[tuple[int, int]]) -> tuple[float, str] | None:
@@ -600,24 +608,23 @@ def _next_lane(ready: Spaces, tier: int, tiers: int, blocked: list[tuple[int, in
 
 def _call(records: Records, now: int, ticket: Ticket, claim: int, steps: Steps) -> None:
     hold(records, now, steps, (ticket.id, now + claim, (ticket.ref, now, 0, ticket.holder)))
-    kinds = records.kinds
-    kinds["tickets"][""][ticket.id] = _marked(ticket, now + claim, 0)
-    kinds["calls"][""].put(ticket.id, None, now + claim)
+    records.tickets[ticket.id] = _marked(ticket, now + claim, 0)
+    records.calls.put(ticket.id, None, now + claim)
     records.wakes.append(Wake(ticket.session, ticket.id))
 
 
 def _with_calls_out(records: Records) -> set[str]:
     """The processes that have a call to take (a few of them will do)."""
-    calls = [id for _, (_, id) in zip(range(8), records.space("calls").scan(), strict=False)]
+    calls = [id for _, (_, id) in zip(range(8), records.calls.scan(), strict=False)]
     return {_ticket(records, id).session for id in calls}
 
 
 def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozenset()) -> Ticket | None:
     """Some ticket that stands in a lane, to keep the timer."""
-    sessions = records.space("sessions")
+    sessions = records.sessions
     for _, session in sessions.scan():
         if session not in but_not and sessions.get(session) == 0:
-            for _, id in records.space("of", session).scan():
+            for _, id in records.of[session].scan():
                 ticket = _ticket(records, id)
                 if not ticket.called and not ticket.hidden:
                     return ticket
@@ -628,13 +635,14 @@ def _keep_timer(
     records: Records,
     now: int,
     meta: Meta,
+    turns: tuple[float, ...],
     waits: list[tuple[int, str, Ticket | None]],
     blocked: tuple[tuple[int, int], ...],
     clocks: tuple[str, ...],
 ) -> None:
     """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
     kinds = records.kinds
-    arrivals, tiers, was, was_at, _, turns, _, _ = meta
+    arrivals, tiers, was, was_at, _, _, _, _ = meta
     holder, limit, at, free_at = None, "", NEVER, now
     if waits:
         free_at, limit, holder = waits[0]
@@ -644,10 +652,10 @@ def _keep_timer(
             at = first[0]
     timer = ""
     if holder is not None:
-        if len(kinds["sessions"][""]) > 1 and holder.session in (called := _with_calls_out(records)):
+        if len(records.sessions) > 1 and holder.session in (called := _with_calls_out(records)):
             # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
             holder = _any_waiting(records, called) or holder
         timer = holder.id
         if timer != was or at < was_at:
             records.wakes.append(Wake(holder.session, timer, max(0, at - now)))
-    kinds["line"][""]["meta"] = _new(Meta, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))
+    records.line["meta"] = _new(Meta, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))

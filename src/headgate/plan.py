@@ -461,7 +461,7 @@ _plans: dict[Ref, Plan] = {}
 
 def remember(records: Records, policy: Policy) -> None:
     """Leave the policy beside the state, so that whoever serves the line later can make the plan again."""
-    policies = records.kinds["policies"][""]
+    policies = records.policies
     if policies.get(policy._fingerprint) is None:
         policies[policy.fingerprint] = policy.spec()
 

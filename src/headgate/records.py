@@ -11,7 +11,7 @@ numbers, strings, `None`, and tuples of those; a store may hand them back as lis
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,35 @@ if TYPE_CHECKING:
         @property
         def promised(self) -> Spaces: ...
 
-        #: All other spaces by kind and name, made where they are not there.
+        #: What the line is made of: see there.
+        @property
+        def calls(self) -> Space: ...
+        @property
+        def due(self) -> Space: ...
+        @property
+        def lane(self) -> Spaces: ...
+        @property
+        def lanes(self) -> Space: ...
+        @property
+        def line(self) -> Space: ...
+        @property
+        def of(self) -> Spaces: ...
+        @property
+        def parked(self) -> Spaces: ...
+        @property
+        def policies(self) -> Space: ...
+        @property
+        def ready(self) -> Spaces: ...
+        @property
+        def rest(self) -> Spaces: ...
+        @property
+        def sessions(self) -> Space: ...
+        @property
+        def tickets(self) -> Space: ...
+        @property
+        def young(self) -> Space: ...
+
+        #: All spaces but the states by kind and name, made where they are not there.
         @property
         def kinds(self) -> Mapping[str, Spaces]: ...
 
@@ -108,6 +136,9 @@ ALONE = (
     *("assumed", "calls", "due", "lanes", "line", "overrides", "permits", "policies", "sessions", "tickets", "young"),
 )
 NAMED = ("lane", "leases", "of", "parked", "promised", "ready", "rest", "windows")
+
+#: Those that records have as attributes: eight that are alone, and all that have names.
+BY_NAME = ("calls", "due", "lanes", "line", "policies", "sessions", "tickets", "young", *NAMED)
 
 
 def busy(records: Records) -> Busy:
@@ -155,11 +186,16 @@ class DictSpace(dict):  # type: ignore[type-arg]
         self[member] = value
         scores = self.scores
         if member not in scores:
-            if not self.fresh and (last := self.chunks[-1]) and last[-1][0] < score and len(last) < _CHUNK:
-                scores[member] = score  # at the end, where most are put: a line, what ends so long from now
-                last.append((score, member))
-            else:
-                self.fresh[member] = score
+            if not self.fresh and (last := self.chunks[-1]) and len(last) < _CHUNK:
+                if last[-1][0] < score:
+                    scores[member] = score  # at the end, where most are put: a line, what ends so long from now
+                    last.append((score, member))
+                    return
+                if len(self.chunks) == 1:
+                    scores[member] = score  # among few whose order somebody has asked for
+                    insort(last, (score, member))
+                    return
+            self.fresh[member] = score
         elif scores[member] != score:
             if len(scores) == 1 and not self.fresh:
                 # Alone, and so the first: the one process that waits, the one lane that is ready.
@@ -178,6 +214,12 @@ class DictSpace(dict):  # type: ignore[type-arg]
         if chunk[0][1] == member and len(chunk) > 1:
             del chunk[0]  # mostly it is the first that leaves
         return score
+
+    def clear(self) -> None:
+        super().clear()
+        self.fresh.clear()
+        self.scores.clear()
+        self.chunks = [[]]
 
     def score(self, member: Member) -> Any:
         score = self.fresh.get(member)
@@ -298,13 +340,26 @@ class Kinds(dict):  # type: ignore[type-arg]
         return spaces
 
 
+def _alone(kind: str) -> Any:
+    return property(lambda records: records.kinds[kind][""])
+
+
+def _named(kind: str) -> Any:
+    return property(lambda records: records.kinds[kind])
+
+
+class ByKind:
+    """Spaces by the name of their kind, for records that make them when they are asked for."""
+
+    __slots__ = ()
+    calls, due, lanes, line, policies, sessions, tickets, young = map(_alone, BY_NAME[:8])
+    lane, leases, of, parked, promised, ready, rest, windows = map(_named, BY_NAME[8:])
+
+
 class DictRecords:
-    """The state of one gate in memory.
+    """The state of one gate in memory."""
 
-    `kinds`, and what it has of a kind with one space, are mere dicts: those with a `__missing__` take five times as long.
-    """
-
-    __slots__ = ("gate", "head", "kinds", "leases", "promised", "seen", "states", "wakes", "windows")
+    __slots__ = (*BY_NAME, "gate", "head", "kinds", "seen", "states", "wakes")
 
     def __init__(self, gate: str = "") -> None:
         self.gate = gate
@@ -314,14 +369,18 @@ class DictRecords:
         self.states = DictSpace()
         self.kinds: dict[str, dict[str, DictSpace]] = {kind: {"": DictSpace()} for kind in ALONE}
         self.kinds.update((kind, _Spaces()) for kind in NAMED)
-        self.windows, self.leases, self.promised = (self.kinds[kind] for kind in ("windows", "leases", "promised"))
+        # Spaces as attributes: to look them up in two dicts takes longer than most of what is done with them.
+        alone, named = ([self.kinds[kind] for kind in kinds] for kinds in (BY_NAME[:8], BY_NAME[8:]))
+        self.calls, self.due, self.lanes, self.line = (spaces[""] for spaces in alone[:4])
+        self.policies, self.sessions, self.tickets, self.young = (spaces[""] for spaces in alone[4:])
+        self.lane, self.leases, self.of, self.parked, self.promised, self.ready, self.rest, self.windows = named
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]
 
     def drop(self, kind: str, name: str = "") -> None:
         if kind in ALONE:
-            self.kinds[kind][name] = DictSpace()
+            self.kinds[kind][name].clear()
         else:
             self.kinds[kind].pop(name, None)
 

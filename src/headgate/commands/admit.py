@@ -221,8 +221,9 @@ class Admit(Command):
 
     def _drop_own_wakes(self, records: Records) -> None:
         """The asker learns it from the reply."""
-        if records.wakes:
-            records.wakes[:] = [wake for wake in records.wakes if wake.ticket != self.id]
+        if wakes := records.wakes:
+            id = self.id
+            wakes[:] = [wake for wake in wakes if wake.ticket != id]
 
     def _wait(self, records: Records, now: int, at: int, step: Step | None) -> Wait:
         paused, _, _, tickets, _ = busy(records)

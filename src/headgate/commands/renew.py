@@ -6,7 +6,7 @@ from .. import line
 from ..limits import prune
 from ..model import Pulse
 from ..plan import Plan, recall
-from ..records import busy
+from ..records import QUIET, busy
 from .base import Command, begin
 from .settle import lease_row
 
@@ -44,13 +44,13 @@ class Renew(Command):
 
     def apply(self, now: int, records: Records) -> Pulse:
         now = begin(now, records)
-        lost = busy(records)[4]
-        expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases}
+        _, _, _, waiting, lost = records.head[2] or QUIET
+        expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
         if (
             self.tickets
-            and busy(records)[3]
+            and waiting
             and (line.hear(records, now, self.session) or now >= line.meta_of(records).timer_at)
         ):
             line.serve(records, now)
@@ -58,7 +58,7 @@ class Renew(Command):
             line.look_up(records, self.tickets, called, unknown)
         meta = line.meta_of(records)
         gone = tuple([id for id, until in expires.items() if not until]) if expires else ()
-        sessions = len(records.space("sessions")) if self.tickets else 0
+        sessions = len(records.sessions) if self.tickets else 0
         return Pulse(now, expires, gone, tuple(called), tuple(unknown), meta.timer, meta.timer_at, sessions)
 
     def _renew(

@@ -219,8 +219,9 @@ class Window(RateLimit):
         if state is None:
             state = ("window", 0.0, NEVER, 0.0, now, False, 0, 0.0)
             records.states.put(member, state, now + self.span)
-        kind, total, first, held, *rest = state
-        records.states[member] = (kind, total, first, max(0.0, held + cost), *rest)
+        kind, total, first, held, until, promised, current, units = state
+        held += cost
+        records.states[member] = (kind, total, first, held if held > 0.0 else 0.0, until, promised, current, units)
 
     def assume_used(self, records: Records, now: int, member: str, value: float, lost: int) -> None:
         if self._state(records, member) is not None:

@@ -36,7 +36,7 @@ class Book:
 
     def limit(self, age: int) -> float:
         """The limit in force so many nanoseconds after the run began."""
-        return self.steps[bisect_right(self._times, age) - 1][1] if self.changes else self.steps[0][1]
+        return self.steps[bisect_right(self._times, age) - 1][1]
 
     def room(self, at: int, age: int, units: float) -> bool:
         raise NotImplementedError
@@ -82,7 +82,8 @@ class SlidingWindow(Book):
             self._inside -= entries.popleft()[1]
         if not entries:
             self._inside = 0.0
-        return self._inside + units <= self.limit(age) + 1e-9
+        limit = self.limit(age) if self.changes else self.steps[0][1]
+        return self._inside + units <= limit + 1e-9
 
     def enter(self, at: int, units: float) -> None:
         self._entries.append((at, units))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
+from math import cos, exp, log, sin, sqrt, tau
 
 from .. import duration
 from ..tables import Table, listed, type_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from random import Random
 
     Sampler = Callable[[], float]
@@ -56,8 +56,7 @@ class Chance:
             low, width = self.plus + self.numbers[0], self.numbers[1] - self.numbers[0]
             return lambda: low + width * random()
         if self.kind == "lognormal":
-            median, sigma, gauss = *self.numbers, rng.gauss
-            return lambda: plus + median * exp(sigma * gauss(0.0, 1.0))
+            return _lognormal(random, plus, *self.numbers).__next__
         if self.kind == "exponential":
             mean = self.numbers[0]
             return lambda: plus - mean * log(1.0 - random())
@@ -83,6 +82,14 @@ class Chance:
             return last()
 
         return draw
+
+
+def _lognormal(random: Sampler, plus: float, median: float, sigma: float) -> Iterator[float]:
+    """By Box and Muller, which gives two at a time."""
+    while True:
+        angle, radius = tau * random(), sigma * sqrt(-2.0 * log(1.0 - random()))
+        yield plus + median * exp(radius * cos(angle))
+        yield plus + median * exp(radius * sin(angle))
 
 
 def constant(value: float) -> Chance:

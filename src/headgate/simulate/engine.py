@@ -43,22 +43,18 @@ class Task:
         self.parked = False
         self.mail: deque[Any] = deque()
 
-    def tell(self, value: Any) -> None:
-        """Wake the task if it is parked; else it finds this when it parks the next time."""
-        if self.parked:
+    def tell(self, delay: int | None) -> None:
+        """Wake the task if it is parked; with a delay, it is told TIMED_OUT after so many microseconds, unless it is told
+        something before. If it is not parked, it finds this when it parks the next time."""
+        if not self.parked:
+            self.mail.append(delay)
+        elif delay is None:
             self.parked = False
-            self.turn += 1
-            self.engine.ready.append((self, self.turn, value))
+            self.turn = turn = self.turn + 1
+            self.engine.ready.append((self, turn))
         else:
-            self.mail.append(value)
-
-    def look_in(self, delay: int) -> None:
-        """If the task is parked, it is told TIMED_OUT in so many microseconds, unless it is told something before."""
-        if self.parked:
             self.turn += 1
             self.engine.push(self, delay)
-        else:
-            self.mail.append(delay)
 
     def kill(self) -> None:
         """End it where it stands. What it would still ask for on its way out is not done: a killed process does nothing."""
@@ -80,7 +76,8 @@ class Engine:
         self.now = now
         self.begun = now
         self.stopped = False
-        self.ready: deque[tuple[Task, int, Any]] = deque()
+        #: Tasks that were told something, in their turn.
+        self.ready: deque[tuple[Task, int]] = deque()
         self._heap: list[tuple[int, int, Task, int]] = []
         #: Of events at the same moment, the first to be announced comes first.
         self._number = count().__next__
@@ -101,15 +98,18 @@ class Engine:
         self.start(self._end(), until - self.now)
         while not self.stopped:
             if ready:
-                task, turn, value = ready.popleft()
+                task, turn = ready.popleft()
                 if task.turn != turn:
                     continue
+                value = None
             else:
                 self.now, _, task, turn = heappop(heap)
                 if task.turn != turn:
                     continue
-                value = TIMED_OUT if task.parked else None
-                task.parked = False
+                value = None
+                if task.parked:
+                    value = TIMED_OUT
+                    task.parked = False
             try:
                 delay = task.send(value)
                 while delay is None or delay < 0:

@@ -101,9 +101,9 @@ class Process:
             beating = now >= beat_at and bool(self.tickets)
             due = [held for held in self.leases.values() if held.due <= now] if self.leases else []
             if beating or due:
-                tickets = tuple(self.tickets) if beating else ()
-                if ours.instant:
-                    tickets = tickets[:1]  # as a keeper does whose store is in its process
+                tickets: tuple[str, ...] = ()
+                if beating:  # as a keeper does: where its store is in its process, one stands for all
+                    tickets = (next(iter(self.tickets)),) if ours.instant else tuple(self.tickets)
                 rows = tuple((held.plan, held.id, held.at, held.plan.lease, held.fence, None) for held in due)
                 pulse = ours.store.decide(Renew(gate, rows, self.session if tickets else "", tickets))
                 for held in due:
@@ -142,22 +142,14 @@ class Worker:
         self.got = -1
         self.working = True
 
-    def tell(self, delay: int | None) -> None:
-        """It is called; or it keeps the timer from now on. A flow that is told so waits again, for so long: it need not be
-        told for that."""
-        if delay is None:
-            self.task.tell(None)
-        else:
-            self.task.look_in(delay)
-
     def tell_later(self, delay: int | None) -> None:
-        """A wake that takes its time, as any other message between the store and this process."""
+        """What `task.tell` does, by a message that takes its time as any other between the store and this process."""
         fleet = self.process.fleet
         hop = int(fleet.hop())
 
         def deliver() -> Steps:
             if self.process.alive:
-                self.tell(delay)
+                self.task.tell(delay)
             return
             yield
 

@@ -219,20 +219,21 @@ class Headgate(Strategy):
         self._confirms = self.scenario.confirm
         self._hop = None if self.scenario.delay.is_zero else self.scenario.delay.sampler(self.rng)
         self.instant = self._hop is None
+        #: By key, where all calls of a key cost the same.
         self._plans: dict[str, Plan] = {}
         self._variable = any(chance.kind != "constant" for _, chance in self.scenario.cost)
         self._ids = 0
 
     def _plan(self, worker: Worker, costs: Costs) -> Plan:
-        plan = None if self._variable else self._plans.get(worker.key)
-        if plan is None:
-            mine = {unit: amount for unit, amount in costs.items() if unit in self.policy.units}
-            key = {self.scenario.by: worker.key} if self.policy.keys else None
-            plan = self._plans[worker.key] = self.policy.plan(mine, key)
+        mine = {unit: amount for unit, amount in costs.items() if unit in self.policy.units}
+        key = {self.scenario.by: worker.key} if self.policy.keys else None
+        plan = self.policy.plan(mine, key)
+        if not self._variable:
+            self._plans[worker.key] = plan
         return plan
 
     def acquire(self, worker: Worker, costs: Costs) -> Steps:
-        plan = self._plan(worker, costs)
+        plan = self._plans.get(worker.key) or self._plan(worker, costs)
         process, store, hop = worker.process, self.store, self._hop
         self._ids += 1
         id = f"{process.session}-{self._ids:x}"
@@ -240,7 +241,8 @@ class Headgate(Strategy):
             id = f"{id}~{plan.lane}"
         flow = acquire(plan, id, process.session, self.clock, lease=plan.lease)
         worker.task.mail.clear()
-        process.tickets[id] = worker.tell if hop is None else worker.tell_later
+        # A flow that is told when to look waits again, for so long: the task need not wake up for that.
+        process.tickets[id] = worker.task.tell if hop is None else worker.tell_later
         try:
             effect = next(flow)
             while True:

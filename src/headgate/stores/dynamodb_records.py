@@ -16,7 +16,7 @@ from ..commands.base import SPACES
 from ..errors import StoreFormatError
 from ..limits import KINDS
 from ..model import SECOND
-from ..records import FRESH, DictSpace, Kinds, busy
+from ..records import FRESH, ByKind, DictSpace, Kinds, busy
 from .dynamodb_pack import dumps, loads, pack, unpack
 from .dynamodb_table import FORMAT, STATE, TOKEN
 
@@ -165,7 +165,7 @@ class Spaces(dict):  # type: ignore[type-arg]
         return space
 
 
-class DynamoRecords:
+class DynamoRecords(ByKind):
     """The state of one gate, as far as it has been read."""
 
     def __init__(self, gate: str) -> None:
@@ -178,7 +178,6 @@ class DynamoRecords:
         itself = proxy(self)
         self.states = States(itself)
         self.kinds = Kinds(lambda kind: Spaces(itself, kind))
-        self.windows, self.promised, self.leases = (self.kinds[kind] for kind in SPACES)
         self.values: dict[str, ValueState] = {}
         #: value → [sequence number when it was written, whether it has an item of its own, its state]
         self.inline: dict[str, list[Any]] = {}

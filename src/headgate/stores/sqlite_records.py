@@ -15,7 +15,7 @@ What a transaction reads and changes of it is kept in dicts until its end: see `
 
 from __future__ import annotations
 
-from ..records import FRESH, QUIET, Kinds
+from ..records import FRESH, QUIET, ByKind, Kinds
 from .sqlite_permits import Permits
 from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
@@ -147,7 +147,7 @@ class _Spaces(dict):  # type: ignore[type-arg]
         return space
 
 
-class SqliteRecords:
+class SqliteRecords(ByKind):
     """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written.
 
     Where others write as well it is read anew for nearly every decision: what may not be needed is made when it is.
@@ -188,20 +188,6 @@ class SqliteRecords:
         #: The latest permits, packed as they were in the row; and all of them, from when somebody has asked for them.
         self.run: Any = run[0] if run else None
         self.permits: Permits | None = None
-
-    # Properties, because a class with a `__getattr__` is slow to look at in everything else.
-
-    @property
-    def windows(self) -> _Spaces:
-        return self.kinds["windows"]  # type: ignore[no-any-return]
-
-    @property
-    def leases(self) -> _Spaces:
-        return self.kinds["leases"]  # type: ignore[no-any-return]
-
-    @property
-    def promised(self) -> _Spaces:
-        return self.kinds["promised"]  # type: ignore[no-any-return]
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]

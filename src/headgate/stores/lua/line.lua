@@ -107,9 +107,13 @@ local function line_module()
     return string.match(lane, '^%d+%.%d+')
   end
 
+  local function _tier_of(lane)
+    return tonumber(string.match(lane, '^%d+'))
+  end
+
   -- Where a lane stands among those parked at the same member.
   local function _order(lane, tag)
-    return tonumber(string.match(lane, '^%d+')) * TIER + tag
+    return _tier_of(lane) * TIER + tag
   end
 
   -- Whether a new ask would stand behind somebody who waits.
@@ -248,7 +252,7 @@ local function line_module()
     if ticket.tier > 0 then space('young'):delete(ticket.id) end
     local mine = space('of', ticket.session)
     mine:delete(ticket.id)
-    if not mine:first() then
+    if tickets.count == 0 or not mine:first() then
       drop('of', ticket.session)
       space('sessions'):delete(ticket.session)
     end
@@ -345,6 +349,8 @@ local function line_module()
   function _close(lane, ticket, tag, parked, turn)
     if parked ~= '' then
       _drop_from('parked', parked, lane)
+    elseif meta_of().plain then
+      drop('ready', _class_of(lane)) -- there is no other lane
     else
       _drop_from('ready', ticket.tier .. '.' .. ticket.rank, lane)
     end
@@ -456,7 +462,9 @@ local function line_module()
   end
 
   -- Of every member that may have room now, the first parked lane gets ready; the next follows when that is called.
+  -- Returns the highest tier that has got one, whose turn it is then.
   local function _look_again(now, due, looked)
+    local tier = NEVER
     local score, member = due:first()
     while score and score <= now do
       local parked = space('parked', member)
@@ -465,6 +473,7 @@ local function line_module()
       if lane then
         _unpark(lane, space('lanes'):get(lane))
         looked[lane] = looked[lane] or member
+        tier = min(tier, _tier_of(lane))
         if space('parked', member):first() then
           -- It is looked at again when this one is called or leaves; and at last by itself.
           due:put(member, 1, now + SECOND)
@@ -474,6 +483,7 @@ local function line_module()
       end
       score, member = due:first()
     end
+    return tier
   end
 
   -- The one lane of those who have neither a class nor a key.
@@ -494,7 +504,7 @@ local function line_module()
   end
 
   local function _call(now, lane, ticket, steps, claim)
-    hold(now, steps, {ticket.id, now + claim, {ticket.ref, now, 0, ticket.holder}})
+    hold(now, steps, {ticket.id, now + claim, {ticket.ref, now, 0, ticket.holder}, ticket.remembered})
     _advance(lane, ticket)
     ticket.called = now + claim
     _write(ticket)
@@ -574,11 +584,17 @@ local function line_module()
     local due = space('due')
     local blocked, waits, looked = {}, {}, {}
     local tiers, plain, overridden = meta_of().tiers, meta_of().plain, records.head.overrides > 0
-    for tier = 0, tiers - 1 do
-      while true do
-        if not plain then _look_again(now, due, looked) end
-        local lane = _next_lane(tier, tiers, blocked)
-        if not lane then break end
+    local tier = 0
+    while tier < tiers do
+      local back = plain and NEVER or _look_again(now, due, looked)
+      if back < tier then
+        tier = back
+        while blocked[1] and blocked[#blocked][1] >= tier do -- they are found again, if they have to wait again
+          blocked[#blocked], waits[#waits] = nil, nil
+        end
+      end
+      local lane = _next_lane(tier, tiers, blocked)
+      if lane then
         local _, id = space('lane', lane):first()
         local ticket = find(id)
         local plan = recall(ticket.ref)
@@ -614,6 +630,8 @@ local function line_module()
             waits[#waits + 1] = {at, step.base, ticket}
           end
         end
+      else
+        tier = tier + 1
       end
     end
     local score, member
