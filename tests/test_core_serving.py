@@ -149,3 +149,16 @@ def test_who_waits_is_told_when_to_look_though_one_of_a_lower_class_became_impos
     assert waits.check_at is not None
     served.clock.advance(microseconds=waits.check_at - waits.now)
     assert isinstance(served.execute([asks[1]])[0], tuple)
+
+
+def test_nothing_is_left_of_keys_that_were_waited_for() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    policy = Policy("keys", [Window(1, per="1s", slack=0, name="w", by="org")])
+    for number in range(50):
+        plan = policy.plan(1, {"org": f"org-{number}"})
+        first, second = (Stand(plan, f"{number}-{place}", waits=True, session="one") for place in range(2))
+        store.execute([first, second])
+        clock.advance("1.1s")
+        assert isinstance(store.execute([second])[0], tuple)
+    assert not any(store._gates["keys"].names(kind) for kind in ("lane", "of", "parked", "rest"))

@@ -243,15 +243,18 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
             stores.execute([*again, Peek(policy, leases=True)])
 
 
-def test_who_waits_under_the_id_of_a_lease_takes_its_place_and_no_second_slot(pair: Callable[[], Pair]) -> None:
+@pytest.mark.parametrize("remembered", [False, True], ids=["", "on-record"])
+def test_who_waits_under_the_id_of_a_lease_takes_its_place_and_no_second_slot(
+    pair: Callable[[], Pair], remembered: bool
+) -> None:
     policy = Policy("twice", [Concurrency(2, lease="1m", name="c")])
     plan = policy.plan()
 
-    def stand(id: str) -> Stand:
-        return Stand(plan, id, None, plan.lease, waits=True, session="s")
+    def stand(id: str, remembered: bool = remembered) -> Stand:
+        return Stand(plan, id, None, plan.lease, waits=True, session="s", remembered=remembered)
 
     with pair() as stores:
-        _, second = stores.execute([stand("a"), stand("b")])
+        _, second = stores.execute([stand("a", remembered=False), stand("b", remembered=False)])
         stores.execute([stand("a"), stand("c")])
         stores.execute([Settle(plan, second[0], "b", "ok", False)])
         assert stores.core.execute([Peek(policy)])[0].waiting == 2

@@ -478,6 +478,44 @@ def test_a_server_without_functions_is_asked_by_a_script_and_a_flushed_one_is_se
         assert (level, remedy[:7]) == ("note", "Redis 7" if why == "unknown" else "ACL SET")
 
 
+def test_gates_that_learn_together_that_functions_are_not_for_them_are_all_answered(stores: Any) -> None:
+    options, who = WITHOUT_FUNCTIONS["forbidden"]
+    with new(*options) as server:
+        for number in range(6):
+            store = stores(server.url.replace("://", f"://{who}"))
+            gates = [Gate(f"g{number}-{at}", [Window(5, per="1m", name="w")], store=store) for at in range(8)]
+            begins = threading.Barrier(len(gates))
+            permits: list[Any] = []
+
+            def ask(gate: Gate, begins: threading.Barrier = begins, permits: list[Any] = permits) -> None:
+                begins.wait()
+                permits.append(gate.acquire(timeout=10))
+
+            threads = [threading.Thread(target=ask, args=(gate,)) for gate in gates]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert len(permits) == len(gates)
+
+
+def test_a_waiter_is_called_though_its_process_has_learnt_meanwhile_that_functions_are_not_for_it(stores: Any) -> None:
+    with new(*APP) as server:
+        url = server.url.replace("://", "://app:secret@")
+        holding, waiting = (Gate("line", [Concurrency(1, lease="1m")], store=stores(url)) for _ in range(2))
+        held = holding.acquire(timeout=5)
+        permits: list[Any] = []
+        thread = threading.Thread(target=lambda: permits.append(waiting.acquire(timeout=10)))
+        thread.start()
+        # It hears of its turn, and what it will ask is known, and how it is sent.
+        until(lambda: bool(server.command("PUBSUB", "CHANNELS")) and bool(waiting._store._errands))
+        server.command("ACL", "SETUSER", "app", "-fcall")
+        Gate("other", [Window(5, per="1m")], store=waiting._store).acquire(timeout=5)
+        held.release()
+        thread.join(20)
+        assert [permit.lost for permit in permits] == [False]
+
+
 def test_a_library_that_another_process_has_loaded_meanwhile_is_used(server: Server, stores: Any) -> None:
     gates = [gate_of(stores(server.url)) for _ in range(8)]
     server.command("FUNCTION", "FLUSH")

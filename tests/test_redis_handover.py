@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -143,6 +145,33 @@ def test_what_is_sent_for_a_waiter_is_understood_whatever_its_holder_is_called(
         assert isinstance(result[0], Permit)
         assert (found.id, found.holder) == (result[0].id, holder)
         result[0].release()
+
+
+WITHOUT_HIREDIS = """
+import sys, threading
+sys.modules["hiredis"] = None
+from headgate import Concurrency, Gate
+from headgate.stores.redis import RedisStore
+
+stores = [RedisStore(sys.argv[1]) for _ in range(2)]
+holding, other = (Gate("line", [Concurrency(1, lease="1h")], store=store) for store in stores)
+for _ in range(3):
+    held = holding.acquire(timeout=10)
+    thread = threading.Thread(target=lambda: other.acquire(timeout=20).release())
+    thread.start()
+    while not holding.usage().waiting:
+        pass
+    held.release()
+    thread.join()
+"""
+
+
+def test_waiters_are_called_where_the_fast_parser_of_answers_is_not_installed(server: Server) -> None:
+    server.command("FLUSHALL")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HIREDIS, server.url], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_keys_of_a_busy_line_always_have_an_end_and_are_given_another_now_and_then(server: Server) -> None:

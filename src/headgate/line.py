@@ -580,14 +580,15 @@ def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) 
     """
     tier = NEVER
     while (first := due.first()) is not None and first[0] <= now:
-        lane = records.parked[first[1]].first()
+        parked = records.parked[first[1]]
+        lane = parked.first()
         due.delete(first[1])
         if lane is None:
             continue
         _unpark(records, lane[1], records.lanes.get(lane[1]))
         looked.setdefault(lane[1], first[1])
         tier = min(tier, _tier_of(lane[1]))
-        if records.parked[first[1]]:
+        if parked:
             # It is looked at again when this one is called or leaves; and at last by itself.
             due.put(first[1], 1, now + SECOND)
     return tier

@@ -272,7 +272,7 @@ class Calls:
         if kind == "nofunction" and call.tries < 5:
             call.loading = True
             return 0.0
-        if self.functions and _about_functions(kind, error.text):
+        if _about_functions(kind, error.text):  # also where others have learnt it since this was sent
             self.functions = False
             return 0.0
         if kind == "moved" and error.address is not None:

@@ -125,13 +125,14 @@ class Link:
         """A command whose answer is read later."""
         self.send_packed(self._connection.pack_command(*words) if self._reader is None else hiredis.pack_command(words))
 
-    def send_packed(self, command: Any) -> None:
+    def send_packed(self, command: bytes | list[bytes]) -> None:
         """The same with the bytes of a command."""
         try:
             if self._reader is not None:
                 self._socket.sendall(command)
             else:
-                self._connection.send_packed_command(command, check_health=False)
+                pieces = [command] if command.__class__ is bytes else command
+                self._connection.send_packed_command(pieces, check_health=False)
         except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
             raise Silent(str(error)) from None
         except (redis.ConnectionError, OSError) as error:

@@ -166,6 +166,14 @@ class Subscriber:
             self._tried.wait(seconds)
 
     def _run(self, ending: threading.Event) -> None:
+        try:
+            self._hear_always(ending)
+        finally:  # a bug that ends it is told by Python; the next waiter begins anew
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _hear_always(self, ending: threading.Event) -> None:
         pause = RETRY
         self.listeners.deaf = False
         while not ending.is_set():

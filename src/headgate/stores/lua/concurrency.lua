@@ -166,7 +166,6 @@ function makers.concurrency()
 
     function Concurrency:hold(now, member, cost, lease)
       if cost > 0 then
-        if lease[4] then space('leases', member):lacks(lease[1]) end -- who is called under an id on record has none
         self:charge(now, member, cost, 0, now, lease)
       else
         space('leases', member):delete(lease[1])

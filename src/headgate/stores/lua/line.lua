@@ -504,7 +504,7 @@ local function line_module()
   end
 
   local function _call(now, lane, ticket, steps, claim)
-    hold(now, steps, {ticket.id, now + claim, {ticket.ref, now, 0, ticket.holder}, ticket.remembered})
+    hold(now, steps, {ticket.id, now + claim, {ticket.ref, now, 0, ticket.holder}})
     _advance(lane, ticket)
     ticket.called = now + claim
     _write(ticket)

@@ -193,11 +193,6 @@ function Space:prefetch_pairs(found)
   self:prefetch(members)
 end
 
--- A member is known not to be there.
-function Space:lacks(member)
-  if self.values[member] == nil then self.values[member] = GONE end
-end
-
 -- The value, or nil. In a bare space: 1 where it is there.
 function Space:get(member)
   local value = self.values[member]
