@@ -254,7 +254,8 @@ class Headgate(Strategy):
                         answer = store.decide(effect.command)
                         yield int(hop())
                 elif effect.__class__ is AwaitWake:
-                    process.ring()
+                    if process.resting:
+                        process.ring()
                     answer = yield PARK if effect.delay is None else park_for(effect.delay)
                 elif effect.__class__ is Sleep:
                     yield effect.delay
