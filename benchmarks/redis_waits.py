@@ -112,8 +112,8 @@ def handovers(server: Server, quick: bool) -> Table:
         with Server() as other, apart(other):
             rows = handed_over(other, quick, ", server apart") + rows
     note = (
-        "An ask is one round trip. Server apart: it has a core of its own, as it has in a fleet. Otherwise all share two: "
-        "the server has to give way to whoever has released before it can tell the one who waits."
+        "An ask is one round trip. Server apart: it has a core of its own, as it has in a fleet. Otherwise all share the "
+        "same: the server has to give way to whoever has released before it can tell the one who waits."
     )
     columns = ["", "p50", "p99", "× an ask", "bound"]
     return Table("Redis, from a release to the next waiter's grant, in µs", columns, rows, note)
