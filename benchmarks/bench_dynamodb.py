@@ -18,7 +18,7 @@ from statistics import quantiles
 
 from benchmarks.measure import Table
 from headgate import Concurrency, Gate, Permit, Window
-from headgate.limits import Limit
+from headgate.kernel.limits import Limit
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock
 from tests.dynamo_servers import CREDENTIALS, Server, client, make_table, serving

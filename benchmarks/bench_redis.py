@@ -18,8 +18,8 @@ from benchmarks.redis_asks import BARE, ENOUGH, bucket, granted, opened, stand, 
 from benchmarks.redis_growth import keys, leases, waiters
 from benchmarks.redis_waits import handovers, latencies
 from headgate import AsyncGate, Gate
-from headgate.limits import Bucket, Limit
-from headgate.plan import Policy
+from headgate.kernel.limits import Bucket, Limit
+from headgate.kernel.plan import Policy
 from tests.servers import Server
 
 CALLERS = 64

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.floor import make_sqlite_floor
 from benchmarks.measure import Contender, Run, Table, measure, timing_table
-from headgate.commands import Admit, Command, Settle, Stand
-from headgate.limits import Bucket, Concurrency, Window
-from headgate.model import Wait
-from headgate.plan import Plan, Policy
+from headgate.kernel.commands import Admit, Command, Settle, Stand
+from headgate.kernel.limits import Bucket, Concurrency, Window
+from headgate.kernel.model import Wait
+from headgate.kernel.plan import Plan, Policy
 from headgate.stores.sqlite import SqliteStore
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 
 from benchmarks.measure import Table
-from headgate.limits import Window
+from headgate.kernel.limits import Window
 from headgate.planning import slack_costs
 from headgate.simulate import STRATEGIES, load, run
 from headgate.simulate.result import span

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
-from headgate.commands import Stand
-from headgate.limits import Bucket, Concurrency, Limit, Window
-from headgate.plan import Plan
+from headgate.kernel.commands import Stand
+from headgate.kernel.limits import Bucket, Concurrency, Limit, Window
+from headgate.kernel.plan import Plan
 from headgate.stores.redis import RedisStore
 from tests.servers import Server
 

@@ -12,10 +12,10 @@ import redis
 
 from benchmarks.measure import Samples, Spread, Table, ratio
 from benchmarks.redis_asks import ENOUGH, PATIENT, granted, stand
-from headgate.commands import Admit, Command, Settle
-from headgate.limits import Bucket, Concurrency
-from headgate.model import Wait
-from headgate.plan import Policy
+from headgate.kernel.commands import Admit, Command, Settle
+from headgate.kernel.limits import Bucket, Concurrency
+from headgate.kernel.model import Wait
+from headgate.kernel.plan import Policy
 from headgate.stores.redis import RedisStore
 from tests.servers import Server
 

@@ -15,7 +15,7 @@ import redis
 from benchmarks.measure import Spread, Table
 from benchmarks.redis_asks import BARE, PATIENT, bucket, opened, two_limits
 from headgate import AsyncGate, Gate
-from headgate.limits import Concurrency, Limit
+from headgate.kernel.limits import Concurrency, Limit
 from headgate.stores.redis import RedisStore
 from tests.servers import Server
 

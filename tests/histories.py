@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.commands import (
+from headgate.errors import IdConflict
+from headgate.kernel.commands import (
     Admit,
     Cancel,
     Command,
@@ -28,9 +29,8 @@ from headgate.commands import (
     Settle,
     Stand,
 )
-from headgate.errors import IdConflict
-from headgate.model import SECOND, Ended, Snapshot, Wait
-from headgate.plan import Policy
+from headgate.kernel.model import SECOND, Ended, Snapshot, Wait
+from headgate.kernel.plan import Policy
 from headgate.testing import FakeClock
 from headgate.testing.clock import START
 

@@ -10,8 +10,8 @@ import pytest
 import stores
 
 from headgate import Concurrency, Gate, InvalidInput, LeaseLost, Window
-from headgate.commands import Renew, Stand
-from headgate.model import Wait
+from headgate.kernel.commands import Renew, Stand
+from headgate.kernel.model import Wait
 from headgate.testing import FakeClock
 
 STORES = ["memory", "sqlite", "redis", "dynamodb"]

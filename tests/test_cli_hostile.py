@@ -288,7 +288,8 @@ from importlib import import_module
 from headgate.cli.app import COMMANDS, app
 for module, _ in COMMANDS.values(): import_module(f"headgate.cli.{module}")
 import headgate.stores.sqlite, headgate.simulate, rich.progress, rich.table, rich.live, sqlite3, encodings.unicode_escape
-import headgate.cli.view, headgate.policy, headgate.tables, headgate.limits, headgate.plan, tomllib, inspect, difflib
+import headgate.cli.view, headgate.policy, headgate.tables, headgate.kernel.limits, headgate.kernel.plan
+import tomllib, inspect, difflib
 import encodings.utf_8_sig
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)

@@ -3,7 +3,7 @@
 import pytest
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.limits import KINDS, Limit
+from headgate.kernel.limits import KINDS, Limit
 from headgate.testing import LimitSuite
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Gate, Window
-from headgate.commands import Cancel, Renew, Settle, Stand
-from headgate.model import Wait
+from headgate.kernel.commands import Cancel, Renew, Settle, Stand
+from headgate.kernel.model import Wait
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.oracle import BucketOracle, GateOracle

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Bucket, Window, line
-from headgate.commands import Command, Configure, Settle, Stand
-from headgate.model import SECOND, Refusal, Wait
-from headgate.plan import Policy
-from headgate.records import busy
+from headgate import Bucket, Window
+from headgate.kernel import line
+from headgate.kernel.commands import Command, Configure, Settle, Stand
+from headgate.kernel.model import SECOND, Refusal, Wait
+from headgate.kernel.plan import Policy
+from headgate.kernel.records import busy
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.histories import ASKING, ENDING, FAMILIES, OVERRIDING, PASSED, History, generated

@@ -22,7 +22,7 @@ import pytest
 
 import headgate
 from headgate import events, policy, sources, stores
-from headgate.limits import KINDS, Aimd
+from headgate.kernel.limits import KINDS, Aimd
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

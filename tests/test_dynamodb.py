@@ -236,7 +236,7 @@ def test_more_values_than_a_transaction_takes_are_written_all_the_same(
     limits = [Concurrency(1, name="all", lease="1h"), Concurrency(1, name="org", by="org", lease="1h")]
     gate = Gate("g", limits, store=still)
     held = gate.try_acquire(key={"org": "first"}, renew=False)
-    from headgate.commands import Peek, Stand
+    from headgate.kernel.commands import Peek, Stand
 
     for number in range(150):
         plan = gate._policy.plan(key={"org": f"org-{number}"})
@@ -490,7 +490,7 @@ def test_an_answer_that_was_lost_is_found_also_after_others_have_written(
 def test_an_answer_that_was_lost_is_found_also_when_looking_for_it_is_throttled(
     still: DynamoStore, proxy: Proxy
 ) -> None:
-    from headgate.commands import Admit
+    from headgate.kernel.commands import Admit
 
     gate = Gate("g", [Window(1000, per="1h", name="w")], store=still)
     gate.acquire()
@@ -774,8 +774,8 @@ def test_an_open_gate_lets_pass_while_the_endpoint_is_gone(table: str) -> None:
 def test_waiters_are_capped_with_an_error_that_names_the_cap_and_nothing_is_charged(
     still: DynamoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headgate.commands import Stand
-    from headgate.model import Wait
+    from headgate.kernel.commands import Stand
+    from headgate.kernel.model import Wait
 
     monkeypatch.setattr(dynamodb_writer, "MOST_WAITERS", 5)
     gate = Gate("g", [Concurrency(1, lease="1h"), Window(100, per="1h", name="w")], store=still)
@@ -828,7 +828,7 @@ def test_a_state_that_would_outgrow_its_item_denies_asks_and_lets_everything_els
 def test_an_item_that_is_as_full_as_it_gets_is_taken_by_dynamodb_and_lets_releases_through(
     still: DynamoStore, server: Server, table: str
 ) -> None:
-    from headgate.commands import Stand
+    from headgate.kernel.commands import Stand
 
     gate = Gate("g", [Concurrency(2000, name="c", lease="1h")], store=still)
     plan = gate._policy.plan()
@@ -852,7 +852,7 @@ def test_an_item_that_is_as_full_as_it_gets_is_taken_by_dynamodb_and_lets_releas
 
 
 def test_a_thousand_waiters_and_two_thousand_leases_fit_into_an_item(still: DynamoStore) -> None:
-    from headgate.commands import Stand
+    from headgate.kernel.commands import Stand
 
     gate = Gate("g", [Concurrency(2000, name="c", lease="1h"), Window(5000, per="1h", name="w")], store=still)
     plan = gate._policy.plan()
@@ -999,7 +999,7 @@ def test_a_process_that_says_that_it_lives_keeps_its_place_whoever_writes_next(
     opened: Callable[..., DynamoStore], proxy: Proxy, fault: Fault | None
 ) -> None:
     """It says so with one write; where that is lost or refused, with a read and a write as all else."""
-    from headgate.commands import Renew, Stand
+    from headgate.kernel.commands import Renew, Stand
 
     clock = FakeClock()
     waiting, other = opened(clock=clock), opened(clock=clock)

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import forget
 
-from headgate.commands import Admit, Command
-from headgate.model import Refusal, Wait
+from headgate.kernel.commands import Admit, Command
+from headgate.kernel.model import Refusal, Wait
 from headgate.stores import dynamodb_records
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.memory import MemoryStore

@@ -7,7 +7,7 @@ from email.utils import formatdate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.model import SECOND
+from headgate.kernel.model import SECOND
 from headgate.stores.dynamodb_clock import DRIFT, FAR_AHEAD, ServerClock
 
 #: The server's clock at the steady clock's zero, and how this machine's clock runs (parts per million).

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Denied, Gate, Permit, Quota, Window
-from headgate.commands import Admit, Command, Stand
-from headgate.records import DictSpace
+from headgate.kernel.commands import Admit, Command, Stand
+from headgate.kernel.records import DictSpace
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 

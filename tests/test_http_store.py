@@ -782,7 +782,7 @@ def test_a_child_of_a_fork_has_connections_of_its_own(guard: GuardProcess) -> No
 
 
 def test_a_request_names_each_policy_once_however_many_commands_it_carries() -> None:
-    from headgate.commands import Stand
+    from headgate.kernel.commands import Stand
 
     gate = Gate("g", [Window(5, per="1h", name="w")], store="memory://")
     plan = gate._policy.plan()

@@ -241,7 +241,7 @@ def package(root: Path, **files: str) -> Path:
         {"gate": "", "limits__window": "from ..gate import Gate"},
         {"gate": "", "limits__window": "def charge():\n    from headgate.gate import Gate"},
         {"gate": "", "limits__window": "if TYPE_CHECKING:\n    from headgate.gate import Gate"},
-        {"flows": "", "stores__memory": "from headgate.flows import acquire"},
+        {"flows": "", "stores__memory": "from headgate.kernel.flows import acquire"},
         {"stores__memory": "", "limits__window": "from headgate.stores.memory import MemoryStore"},
         {"testing__clock": "", "cli__demo": "from headgate.testing.clock import FakeClock"},
         {"gate": "from headgate import Permit"},
@@ -254,8 +254,8 @@ def test_an_import_against_the_layers_is_found(tmp_path: Path, files: dict[str, 
 @pytest.mark.parametrize(
     "files",
     [
-        {"gate": "from headgate.flows import acquire\nimport threading", "flows": "from .commands import Admit"},
-        {"stores__memory": "from headgate.commands import Admit\nfrom . import base", "stores__base": ""},
+        {"gate": "from headgate.kernel.flows import acquire\nimport threading", "flows": "from .commands import Admit"},
+        {"stores__memory": "from headgate.kernel.commands import Admit\nfrom . import base", "stores__base": ""},
         {"gate": "from headgate.stores import connect", "stores__memory": ""},
         {"cli__status": "from headgate import load", "gate": ""},
         {"testing__suite": "import headgate.gate, headgate.cli.status", "cli__status": "", "gate": ""},
@@ -278,7 +278,7 @@ def test_parts_of_one_layer_that_import_each_other_are_found(tmp_path: Path) -> 
     files = {
         "model": "import headgate.errors",
         "errors": "import headgate.duration",
-        "duration": "import headgate.model",
+        "duration": "import headgate.kernel.model",
     }
     assert round_trips(imports_of(package(tmp_path, **files))) == ["duration", "errors", "model"]
 
@@ -301,7 +301,7 @@ def test_an_impure_import_in_the_core_is_found(tmp_path: Path, part: str, statem
 
 
 def test_the_core_may_use_values_and_the_calendar(tmp_path: Path) -> None:
-    text = "import math\nfrom datetime import datetime\nfrom zoneinfo import ZoneInfo\nfrom headgate.model import Ask"
+    text = "import math\nfrom datetime import datetime\nfrom zoneinfo import ZoneInfo\nfrom headgate.kernel.model import Ask"
     assert impure(imports_of(package(tmp_path, limits__quota=text, gate="import time, redis"))) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import ConfigError, UnknownGate
-from headgate.limits import KINDS, Aimd, Bucket, Concurrency, Quota, Window
+from headgate.kernel.limits import KINDS, Aimd, Bucket, Concurrency, Quota, Window
 from headgate.policy import Config, GateSpec, load, parse
 
 FILE = "conf/headgate.toml"

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Window
-from headgate.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Settle, Stand
-from headgate.model import SECOND
-from headgate.plan import Plan, Policy
+from headgate.kernel.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Settle, Stand
+from headgate.kernel.model import SECOND
+from headgate.kernel.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis_script import channel, tag

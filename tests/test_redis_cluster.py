@@ -61,7 +61,7 @@ def test_gates_are_spread_over_the_masters_and_each_is_whole_on_one(cluster: Clu
 
 
 def test_one_batch_for_gates_of_all_masters_is_answered_in_order(store: RedisStore) -> None:
-    from headgate.commands import Peek
+    from headgate.kernel.commands import Peek
 
     gates = [Gate(name, LIMITS, store=store) for name in names(20)]
     for number, gate in enumerate(gates):

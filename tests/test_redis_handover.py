@@ -15,9 +15,9 @@ import pytest
 from servers import NoServer, Server, in_ci
 
 from headgate import Concurrency, Denied, Gate, Permit
-from headgate.commands import Cancel, Stand
-from headgate.model import SECOND, Wait
-from headgate.plan import Policy
+from headgate.kernel.commands import Cancel, Stand
+from headgate.kernel.model import SECOND, Wait
+from headgate.kernel.plan import Policy
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 

@@ -12,7 +12,8 @@ import redis
 from servers import NoServer, Server, in_ci
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.commands import (
+from headgate.errors import IdConflict, KindChanged, StoreFormatError
+from headgate.kernel.commands import (
     Admit,
     Cancel,
     Command,
@@ -25,10 +26,9 @@ from headgate.commands import (
     Settle,
     Stand,
 )
-from headgate.errors import IdConflict, KindChanged, StoreFormatError
-from headgate.model import SECOND, Refusal, Wait
-from headgate.plan import Policy
-from headgate.records import DictRecords
+from headgate.kernel.model import SECOND, Refusal, Wait
+from headgate.kernel.plan import Policy
+from headgate.kernel.records import DictRecords
 from headgate.stores import redis_script, redis_wire
 from headgate.stores.base import run
 from headgate.testing.clock import START

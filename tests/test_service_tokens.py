@@ -18,7 +18,7 @@ from guard_client import Client
 from guards import GuardProcess
 
 from headgate import Window
-from headgate.commands import (
+from headgate.kernel.commands import (
     Admit,
     Cancel,
     Command,
@@ -32,7 +32,7 @@ from headgate.commands import (
     Settle,
     Stand,
 )
-from headgate.plan import Policy
+from headgate.kernel.plan import Policy
 from headgate.stores import http_wire
 
 CONFIG = """\

@@ -24,10 +24,10 @@ import pytest
 from waiting import until
 
 from headgate import Bucket, Concurrency, Gate, InvalidInput, StoreUnavailable, Window
-from headgate.commands import Admit, Command, Peek, Release, Renew, Stand
 from headgate.errors import StoreFormatError
-from headgate.model import Wait, Wake
-from headgate.plan import Policy
+from headgate.kernel.commands import Admit, Command, Peek, Release, Renew, Stand
+from headgate.kernel.model import Wait, Wake
+from headgate.kernel.plan import Policy
 from headgate.stores import open_store, sqlite_wake
 from headgate.stores.sqlite import SqliteStore, open_url
 from headgate.stores.sqlite_file import APPLICATION_ID

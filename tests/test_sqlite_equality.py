@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.commands import Command, Pause, Stand
-from headgate.model import SECOND
-from headgate.records import DictRecords
+from headgate.kernel.commands import Command, Pause, Stand
+from headgate.kernel.model import SECOND
+from headgate.kernel.records import DictRecords
 from headgate.stores import sqlite_permits, sqlite_transactions
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore

@@ -17,8 +17,8 @@ from .errors import (
     StoreUnavailable,
 )
 from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
-from .limits import Aimd, Bucket, Concurrency, Quota, Window
-from .model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
+from .kernel.limits import Aimd, Bucket, Concurrency, Quota, Window
+from .kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

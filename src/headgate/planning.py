@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from .errors import InvalidInput
-from .limits import Concurrency, Limit, Quota, RateLimit, Window
-from .limits.quota import PERIODS
-from .model import SECOND
+from .kernel.limits import Concurrency, Limit, Quota, RateLimit, Window
+from .kernel.limits.quota import PERIODS
+from .kernel.model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

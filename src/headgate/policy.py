@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from .limits import Limit
+    from .kernel.limits import Limit
     from .sources import Refresher
 
 ENVIRONMENT: dict[str, str] = {
@@ -193,8 +193,8 @@ def _store(table: Table, key: str, default: str) -> str:
 
 def read_gate(table: Table, name: str, store: str) -> GateSpec:
     """A gate from its table, under a name; `store` is for one that names none itself. Raises `ConfigError`."""
-    from .limits import check_name
-    from .plan import WAITING, Policy
+    from .kernel.limits import check_name
+    from .kernel.plan import WAITING, Policy
 
     with table.blame():
         check_name("gate name", name)
@@ -259,7 +259,7 @@ def _limits(gate: Table, gate_name: str) -> tuple[tuple[Limit, ...], dict[str, R
 def _limit(table: Table, gate_name: str) -> tuple[Limit, Refresher | None]:
     import inspect
 
-    from .limits import KINDS
+    from .kernel.limits import KINDS
 
     kinds = [key for key in table.values if key in KINDS]
     if len(kinds) != 1:
@@ -310,7 +310,7 @@ def _works(made: Callable[..., Limit], key: str, value: object) -> bool:
 def _adaptive(limit: Table) -> object:
     import inspect
 
-    from .limits import Aimd
+    from .kernel.limits import Aimd
 
     value = limit.values["adaptive"]
     if isinstance(value, bool):
@@ -339,7 +339,7 @@ def _source(table: Table, limit: Limit, name: str, check: Callable[[float], obje
 
 
 def _priorities(gate: Table) -> dict[str, float] | None:
-    from .limits import check_name
+    from .kernel.limits import check_name
 
     if "priorities" not in gate.values:
         return None

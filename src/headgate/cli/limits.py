@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate import Gate, Override
-    from headgate.limits import Limit
+    from headgate.kernel.limits import Limit
 
 
 @click.group()

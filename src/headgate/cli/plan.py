@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from headgate.limits import Limit
+    from headgate.kernel.limits import Limit
     from headgate.planning import Forecast
 
 

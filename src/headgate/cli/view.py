@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headgate import Gate, Holder, LimitUsage, Usage
-    from headgate.limits import Limit
+    from headgate.kernel.limits import Limit
 
 WIDE = 110
 EIGHTHS = " ▏▎▍▌▋▊▉"

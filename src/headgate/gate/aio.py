@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from time import monotonic
 
-from .. import duration, flows
-from ..commands import Admit, Cancel, Pause, Peek
+from .. import duration
 from ..errors import Denied, HeadgateError, StoreUnavailable
-from ..flows import AwaitWake, Execute, Sleep, denied, granted
-from ..model import SECOND, Wait
+from ..kernel import flows
+from ..kernel.commands import Admit, Cancel, Pause, Peek
+from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
+from ..kernel.model import SECOND, Wait
 from .base import ONE, BaseGate, checked, checked_holder, ends
 from .keeper import keeper_of
 from .outage import StillAway
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from ..commands import Command
-    from ..flows import Flow, Undo
-    from ..model import Explanation, Holder, Override, Usage, Waiter
-    from ..plan import Plan
+    from ..kernel.commands import Command
+    from ..kernel.flows import Flow, Undo
+    from ..kernel.model import Explanation, Holder, Override, Usage, Waiter
+    from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
     from .permit import BasePermit

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from .. import duration, flows
-from ..commands import Admit, Cancel, Settle, Stand, admit
+from .. import duration
 from ..errors import HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
-from ..flows import denied, granted
-from ..model import Ended, Wait
-from ..plan import CLAIM, PATIENCE, Policy, check_key
+from ..kernel import flows
+from ..kernel.commands import Admit, Cancel, Settle, Stand, admit
+from ..kernel.flows import denied, granted
+from ..kernel.model import Ended, Wait
+from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import shown
 from .keeper import keeper_of
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from ..commands import Command, Granted
-    from ..flows import Flow, Undo
-    from ..limits import Limit
-    from ..plan import Plan
+    from ..kernel.commands import Command, Granted
+    from ..kernel.flows import Flow, Undo
+    from ..kernel.limits import Limit
+    from ..kernel.plan import Plan
     from ..sources import Refresher
     from ..stores.base import Store
     from .permit import BasePermit, Told

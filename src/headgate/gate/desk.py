@@ -6,10 +6,10 @@ one that gave it. So every ask is remembered by its id, and renewing, settling a
 
 from __future__ import annotations
 
-from ..commands import Extend, Release, Stand
 from ..errors import Denied, LeaseLost, StoreUnavailable
-from ..flows import denied, granted
-from ..model import NEVER, SECOND, Refusal, Wait
+from ..kernel.commands import Extend, Release, Stand
+from ..kernel.flows import denied, granted
+from ..kernel.model import NEVER, SECOND, Refusal, Wait
 from ..stores.base import DIGITS
 from .base import checked, checked_holder
 from .permit import UNTRACKED
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..commands import Command, Granted
-    from ..plan import Policy
+    from ..kernel.commands import Command, Granted
+    from ..kernel.plan import Policy
     from ..stores.base import Store
     from .aio import AsyncGate
     from .base import Cost, Key

@@ -13,11 +13,11 @@ import weakref
 from contextlib import suppress
 from time import monotonic
 
-from ..commands import Cancel, Renew
 from ..errors import HeadgateError
 from ..events import emit
-from ..flows import SENT_AWAY
-from ..model import NEVER, SECOND
+from ..kernel.commands import Cancel, Renew
+from ..kernel.flows import SENT_AWAY
+from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from ..stores.base import Store
     from .permit import BasePermit
 

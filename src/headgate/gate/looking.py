@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from .. import duration
-from ..commands import Configure, Extend, Pause, Peek, Release, Reset
 from ..errors import InvalidInput, LeaseLost
-from ..limits import Concurrency, positive
-from ..model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
+from ..kernel.limits import Concurrency, positive
+from ..kernel.model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from .permit import checked_actual
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..model import Pulse, Snapshot
-    from ..plan import Policy
+    from ..kernel.model import Pulse, Snapshot
+    from ..kernel.plan import Policy
     from .base import Cost, Duration, Key
 
 

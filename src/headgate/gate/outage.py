@@ -6,15 +6,15 @@ from time import monotonic
 
 from ..errors import InvalidInput, StoreUnavailable
 from ..events import emit
-from ..model import SECOND
+from ..kernel.model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..commands import Command
-    from ..model import Wait
-    from ..plan import Policy
+    from ..kernel.commands import Command
+    from ..kernel.model import Wait
+    from ..kernel.plan import Policy
     from ..stores.base import Store
 
 #: While the store is away, one ask in so many seconds tries it; the others do not wait for it.

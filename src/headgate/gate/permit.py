@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..commands import Pause, Renew, Settle, end
 from ..errors import InvalidInput, LeaseLost
 from ..events import emit
-from ..model import OUTCOMES, SECOND, Ended
+from ..kernel.commands import Pause, Renew, Settle, end
+from ..kernel.model import OUTCOMES, SECOND, Ended
 from .keeper import keeper_of
 
 TYPE_CHECKING = False
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
-    from ..commands import Granted
-    from ..plan import Plan, Policy
+    from ..kernel.commands import Granted
+    from ..kernel.plan import Plan, Policy
     from ..stores.base import Store
     from .aio import AsyncGate
     from .base import BaseGate

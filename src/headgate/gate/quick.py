@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 
-from ..commands.base import REAP_MASK
-from ..limits import Bucket
-from ..model import Wait
+from ..kernel.commands.base import REAP_MASK
+from ..kernel.limits import Bucket
+from ..kernel.model import Wait
 from .permit import LIVE, NOT_LEASED
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..plan import Model, Plan
+    from ..kernel.plan import Model, Plan
     from ..stores.base import Here
     from .base import BaseGate
     from .permit import BasePermit

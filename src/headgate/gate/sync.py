@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from time import monotonic, sleep
 
-from .. import duration, flows
-from ..commands import Cancel, Pause, Peek
+from .. import duration
 from ..errors import Denied, HeadgateError, StoreUnavailable
-from ..flows import AwaitWake, Execute, Sleep, denied, granted
-from ..model import SECOND, Wait
+from ..kernel import flows
+from ..kernel.commands import Cancel, Pause, Peek
+from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
+from ..kernel.model import SECOND, Wait
 from .base import ONE, BaseGate, checked, ends
 from .keeper import keeper_of
 from .outage import StillAway
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
     from typing import Any
 
-    from ..commands import Command
-    from ..flows import Flow
-    from ..model import Explanation, Holder, Override, Usage, Waiter
-    from ..plan import Plan
+    from ..kernel.commands import Command
+    from ..kernel.flows import Flow
+    from ..kernel.model import Explanation, Holder, Override, Usage, Waiter
+    from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
     from .permit import BasePermit

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate.gates import Gates
-    from ..model import Usage
+    from ..kernel.model import Usage
     from ..settings import Serve
     from .audit import Audit
     from .routes import Route

@@ -6,8 +6,8 @@ from math import ceil, isfinite
 from time import monotonic
 
 from ..errors import HeadgateError
-from ..limits import RateLimit
-from ..model import SECOND
+from ..kernel.limits import RateLimit
+from ..kernel.model import SECOND
 from .problems import Problem
 from .web import JSON
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ..errors import Denied
     from ..gate import AsyncGate
-    from ..limits import Limit
-    from ..model import LimitUsage, Usage
-    from ..plan import Policy
+    from ..kernel.limits import Limit
+    from ..kernel.model import LimitUsage, Usage
+    from ..kernel.plan import Policy
     from .web import Header
 
 #: Seconds for which what is left of a gate, as it was looked up, is told again.

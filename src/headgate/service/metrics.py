@@ -11,10 +11,10 @@ from contextlib import suppress
 from time import monotonic
 
 from .. import events
-from ..commands import Peek
 from ..errors import HeadgateError
 from ..gate.desk import decide_all
-from ..model import OUTCOMES, Snapshot
+from ..kernel.commands import Peek
+from ..kernel.model import OUTCOMES, Snapshot
 from ..sinks.prometheus import Prometheus
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate.desk import Desk
-    from ..model import LimitUsage, Usage
+    from ..kernel.model import LimitUsage, Usage
     from .app import Guard
     from .web import Request, Response
 

@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
-from ..limits import from_spec
-from ..plan import KEY_ALPHABET
+from ..kernel.limits import from_spec
+from ..kernel.plan import KEY_ALPHABET
 from .headers import FRESH, Left, policy_field, with_limit
 from .problems import problem_of
 from .web import encode
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..gate import AsyncPermit
     from ..gate.base import Cost, Duration
-    from ..limits import Limit
+    from ..kernel.limits import Limit
     from .web import Receive, Scope, Send
 
     App = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -14,8 +14,8 @@ import asyncio
 import re
 from http import HTTPStatus
 
-from ..commands import Release
 from ..errors import StoreUnavailable
+from ..kernel.commands import Release
 from . import routes_asks, shapes
 from .problems import Problem
 from .web import is_json

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from ..commands import Cancel, Peek
 from ..errors import Denied, StoreUnavailable
-from ..flows import granted
 from ..gate.desk import decide_all
-from ..model import SECOND, Snapshot, Wait
+from ..kernel.commands import Cancel, Peek
+from ..kernel.flows import granted
+from ..kernel.model import SECOND, Snapshot, Wait
 from . import shapes
 from .headers import policy_header, with_limit
 from .problems import Problem, problem_of
@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..commands import Granted, Release, Stand
     from ..gate.desk import Desk
+    from ..kernel.commands import Granted, Release, Stand
     from .app import Guard
     from .web import Request, Response
 

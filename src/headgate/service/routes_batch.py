@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..commands import Extend, Release, Stand
 from ..errors import HeadgateError
-from ..flows import granted
 from ..gate.desk import decide_all
-from ..model import Wait
+from ..kernel.commands import Extend, Release, Stand
+from ..kernel.flows import granted
+from ..kernel.model import Wait
 from . import shapes
 from .problems import Problem, problem_of
 from .routes_asks import asked, find_permit, permit_members, place_of, renewed_of, reserved

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate.desk import Desk
-    from ..model import Holder, Usage
+    from ..kernel.model import Holder, Usage
     from .app import Guard
     from .web import Request, Response
 

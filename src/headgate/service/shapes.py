@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from math import isfinite
 
-from ..limits.base import NAME_RULE
-from ..model import OUTCOMES
-from ..plan import KEY_ALPHABET, KEY_RULE
+from ..kernel.limits.base import NAME_RULE
+from ..kernel.model import OUTCOMES
+from ..kernel.plan import KEY_ALPHABET, KEY_RULE
 from .problems import Problem
 
 TYPE_CHECKING = False

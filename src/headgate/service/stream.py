@@ -17,10 +17,10 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 
-from ..commands import Peek
 from ..errors import HeadgateError
 from ..gate.desk import decide_all
-from ..model import Snapshot
+from ..kernel.commands import Peek
+from ..kernel.model import Snapshot
 from .log import log
 from .problems import Problem, shown
 from .routes_gates import known
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate.desk import Desk
-    from ..limits import Limit
-    from ..model import Holder, LimitUsage, Waiter
+    from ..kernel.limits import Limit
+    from ..kernel.model import Holder, LimitUsage, Waiter
     from .app import Guard
     from .web import Request, Response
 

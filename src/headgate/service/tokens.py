@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from ..errors import ConfigError
-from ..limits import check_name
+from ..kernel.limits import check_name
 from ..policy import read_toml
 from ..tables import Table, did_you_mean, listed, read_text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
     from typing import Any
 
-    from ..model import Wake
+    from ..kernel.model import Wake
     from ..stores.base import Store
     from .app import Guard
     from .web import Request

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ..commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
 from ..errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
-from ..model import NEVER, SECOND, Ended, Refusal, Wait
-from ..plan import Policy
+from ..kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
+from ..kernel.model import NEVER, SECOND, Ended, Refusal, Wait
+from ..kernel.plan import Policy
 from ..stores import open_store
 from ..stores.http_wire import VERSION, TooMany, answer
 from .shapes import Field, Shape, wrong
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ..commands import Command
     from ..gate.base import BaseGate
-    from ..limits import Limit
+    from ..kernel.commands import Command
+    from ..kernel.limits import Limit
     from ..stores.base import Store
     from .app import Guard
     from .caps import Caps

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
-from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
 from ..errors import HeadgateError, InvalidInput
 from ..gate.base import checked_holder
-from ..limits import LARGEST, Concurrency, positive
-from ..model import NEVER, OUTCOMES
+from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ..kernel.limits import LARGEST, Concurrency, positive
+from ..kernel.model import NEVER, OUTCOMES
 from ..stores.http_wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
 from .problems import Problem
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..commands import Command
     from ..gate.base import BaseGate
-    from ..plan import Plan, Policy
+    from ..kernel.commands import Command
+    from ..kernel.plan import Plan, Policy
     from .wire import Wire
 
 #: What ids are made of: a key's alphabet, and the commas of an id that tells its keys.

@@ -7,7 +7,7 @@ print(simulate(load("benchmarks/scenarios/adobe.toml"), seed=1).as_text())
 from __future__ import annotations
 
 from ..errors import ConfigError, Denied, InvalidInput
-from ..limits import Window
+from ..kernel.limits import Window
 from ..planning import slack_costs
 from .fleet import Fleet
 from .result import COLUMNS, Result, Row, jain, percentiles, span

@@ -11,7 +11,7 @@ from collections import deque
 from heapq import heappop, heappush
 from itertools import count
 
-from ..flows import TIMED_OUT
+from ..kernel.flows import TIMED_OUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from array import array
 from collections import deque
 from random import Random
 
-from ..commands import Renew
 from ..gate.keeper import BEAT_LEAST, BEAT_MOST, BEAT_PER_SESSION
-from ..model import SECOND
+from ..kernel.commands import Renew
+from ..kernel.model import SECOND
 from .books import Upstream
 from .engine import PARK, Engine
 from .strategies import STRATEGIES, Headgate
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..model import Wake
+    from ..kernel.model import Wake
     from .engine import Steps, Task
     from .scenario import Scenario
     from .strategies import Held

@@ -7,10 +7,10 @@ were written down, with the mistakes that make them refuse or be refused.
 
 from __future__ import annotations
 
-from ..commands import Settle
-from ..flows import AwaitWake, Execute, Sleep, acquire
-from ..model import SECOND
-from ..plan import CLAIM, PATIENCE, Policy
+from ..kernel.commands import Settle
+from ..kernel.flows import AwaitWake, Execute, Sleep, acquire
+from ..kernel.model import SECOND
+from ..kernel.plan import CLAIM, PATIENCE, Policy
 from ..stores.memory import MemoryStore
 from .engine import PARK, park_for
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ..commands import Granted
-    from ..plan import Plan
+    from ..kernel.commands import Granted
+    from ..kernel.plan import Plan
     from .engine import Steps
     from .fleet import Fleet, Process, Worker
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Protocol
 
-    from ..model import Usage
+    from ..kernel.model import Usage
 
     class Event(Protocol):
         @property

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from ..commands import Command
-    from ..model import Wake
-    from ..records import DictRecords
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
+    from ..kernel.records import DictRecords
 
     #: Called with a delay in microseconds, or None: the ticket was called. From any thread; must not block.
     Listener = Callable[[int | None], None]

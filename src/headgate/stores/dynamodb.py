@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 from .. import duration
-from ..commands import Renew
 from ..errors import InvalidInput, StoreUnavailable
-from ..limits import KINDS
-from ..model import SECOND, Pulse, Wake
+from ..kernel.commands import Renew
+from ..kernel.limits import KINDS
+from ..kernel.model import SECOND, Pulse, Wake
 from .base import Listeners, at_fork, ignore_loss, new_session
 from .dynamodb_clock import steady
 from .dynamodb_jobs import Job
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..clock import Clock
-    from ..commands import Command
-    from ..limits import Limit
+    from ..kernel.commands import Command
+    from ..kernel.limits import Limit
     from .base import Listener
     from .dynamodb_records import DynamoRecords
 

@@ -7,13 +7,13 @@ the item before writes over the beat: whoever writes next takes it over into the
 
 from __future__ import annotations
 
-from ..commands import Renew
-from ..line import SESSION, meta_of
+from ..kernel.commands import Renew
+from ..kernel.line import SESSION, meta_of
 from .dynamodb_clock import FAR_AHEAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .dynamodb_records import DynamoRecords
     from .dynamodb_table import Item, Table
 

@@ -11,7 +11,7 @@ import threading
 from email.utils import parsedate_to_datetime
 
 from ..clock import steady_ns
-from ..model import SECOND
+from ..kernel.model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

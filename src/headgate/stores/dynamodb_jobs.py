@@ -6,11 +6,11 @@ import threading
 import time
 from random import SystemRandom
 
-from ..commands import Admit, Renew
 from ..errors import Denied, HeadgateError, StoreFormatError, StoreUnavailable
-from ..limits import prune
-from ..model import SECOND, Refusal, Wait
-from ..records import busy
+from ..kernel.commands import Admit, Renew
+from ..kernel.limits import prune
+from ..kernel.model import SECOND, Refusal, Wait
+from ..kernel.records import busy
 from .dynamodb_beats import beats_of
 from .dynamodb_records import read_item
 from .dynamodb_table import RECENT
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .dynamodb_records import DynamoRecords
     from .dynamodb_table import Item, Table, Throttled
 

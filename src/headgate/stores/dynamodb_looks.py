@@ -13,10 +13,10 @@ import time
 from itertools import islice
 
 from ..errors import HeadgateError
-from ..line import CALLED, HIDDEN, MISSED, find, meta_of
-from ..model import NEVER, SECOND
-from ..plan import recall
-from ..records import busy
+from ..kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
+from ..kernel.model import NEVER, SECOND
+from ..kernel.plan import recall
+from ..kernel.records import busy
 from .dynamodb_jobs import CHANCE
 from .dynamodb_records import Missing
 

@@ -12,11 +12,11 @@ import json
 import zlib
 from weakref import proxy
 
-from ..commands.base import SPACES
 from ..errors import StoreFormatError
-from ..limits import KINDS
-from ..model import SECOND
-from ..records import FRESH, ByKind, DictSpace, Kinds, busy
+from ..kernel.commands.base import SPACES
+from ..kernel.limits import KINDS
+from ..kernel.model import SECOND
+from ..kernel.records import FRESH, ByKind, DictSpace, Kinds, busy
 from .dynamodb_pack import dumps, loads, pack, unpack
 from .dynamodb_table import FORMAT, STATE, TOKEN
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..model import Wake
-    from ..records import Head, Member, Score
+    from ..kernel.model import Wake
+    from ..kernel.records import Head, Member, Score
     from .dynamodb_table import Item
 
 #: What the keys of our items begin with, so that they lie beside what else a table holds.

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from itertools import count
 
-from ..commands import Admit, Cancel, Configure, Release, Reset, Settle
 from ..errors import Denied, HeadgateError, StoreUnavailable
-from ..model import SECOND, Wait
+from ..kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
+from ..kernel.model import SECOND, Wait
 from .dynamodb_beats import beat, is_all, is_beat, take_over
 from .dynamodb_jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
 from .dynamodb_pack import loads
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .dynamodb import DynamoStore
     from .dynamodb_records import DynamoRecords
     from .dynamodb_table import Table

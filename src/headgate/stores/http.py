@@ -10,9 +10,9 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ..commands import Cancel
 from ..errors import HeadgateError, IdConflict, StoreFormatError, StoreUnavailable
-from ..model import Ended
+from ..kernel.commands import Cancel
+from ..kernel.model import Ended
 from .base import at_fork, ignore_loss, new_session
 from .http_client import Broken, Endpoint, Refused, Silent
 from .http_wake import Subscriber
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .base import Listener
     from .http_client import AsyncLink, Link, Response
 

@@ -10,7 +10,7 @@ import threading
 from json import loads
 from time import monotonic
 
-from ..model import Wake
+from ..kernel.model import Wake
 from .http_client import Broken, Refused, Silent
 from .remote import EarlyListeners
 

@@ -6,8 +6,8 @@ import threading
 from time import monotonic_ns
 
 from ..clock import anchored_clock
-from ..commands.base import begin
-from ..records import DictRecords
+from ..kernel.commands.base import begin
+from ..kernel.records import DictRecords
 from .base import Here, Listeners, at_fork, ignore_loss, new_session, run
 
 TYPE_CHECKING = False
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..clock import Clock
-    from ..commands import Command
-    from ..model import Wake
-    from ..plan import Plan
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
+    from ..kernel.plan import Plan
     from .base import Listener
 
 

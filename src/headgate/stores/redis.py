@@ -9,9 +9,9 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ..commands import Cancel, Stand
 from ..errors import HeadgateError, IdConflict
-from ..model import Wait
+from ..kernel.commands import Cancel, Stand
+from ..kernel.model import Wait
 from .base import at_fork, ignore_loss, new_session
 from .redis_aio import Loop
 from .redis_batches import Call, Calls
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..clock import Clock
-    from ..commands import Command
-    from ..model import Wake
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
     from .base import Listener
     from .redis_client import Address
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .redis_batches import Calls
     from .redis_client import Address, AsyncLink
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import monotonic_ns
 
 from ..errors import StoreFormatError, StoreUnavailable
-from ..model import Ended
+from ..kernel.model import Ended
 from .redis_client import slot_of
 from .redis_errors import Broken, Refused, Silent
 from .redis_script import digest, function, tag, text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..clock import Clock
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .redis_client import Address, Endpoint
     from .redis_wire import Decoded
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .redis_threads import Threads
 
 #: No reply: it has to be asked for in another way.

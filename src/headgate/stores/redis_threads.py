@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..commands import Command
+    from ..kernel.commands import Command
     from .redis_batches import Calls
     from .redis_client import Address, Link
 

@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from time import monotonic
 
-from ..model import Wake
+from ..kernel.model import Wake
 from .redis_errors import Broken, Refused, Silent
 from .redis_lane import NOT_YET
 from .redis_script import channel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..commands import Stand
+    from ..kernel.commands import Stand
     from .redis_batches import Calls, Prepared
     from .redis_client import Address, Endpoint, Link
     from .redis_threads import Threads

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
 from ..errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
-from ..limits import Bucket, Concurrency, Quota, Window
-from ..limits.quota import PERIODS
-from ..model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
+from ..kernel.limits import Bucket, Concurrency, Quota, Window
+from ..kernel.limits.quota import PERIODS
+from ..kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
 from .redis_pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, NamedTuple
 
-    from ..commands import Command
-    from ..limits import Limit
-    from ..plan import Policy
+    from ..kernel.commands import Command
+    from ..kernel.limits import Limit
+    from ..kernel.plan import Policy
 
     class Decoded(NamedTuple):
         """What a call answered: the gate's number and time, whether it noticed lost state, and the replies in order."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 from random import randrange
 from time import sleep
 
-from ..commands import Admit, Settle
 from ..errors import HeadgateError, StoreUnavailable
+from ..kernel.commands import Admit, Settle
 from .base import Listeners
 
 TYPE_CHECKING = False
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from typing import Any
 
-    from ..commands import Command
-    from ..model import Wake
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
     from .base import Listener
 
 #: How many commands go into one call at most: the server does nothing else meanwhile.

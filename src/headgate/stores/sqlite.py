@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..clock import Clock
-    from ..commands import Command
-    from ..model import Wake
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
     from .base import Listener
 
 #: Of so many calls on an event loop one waits for others to join it, when there is no sign of any; of those that can be

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..records import Score
+    from ..kernel.records import Score
     from .sqlite_records import SqliteRecords
     from .sqlite_space import Pair
 

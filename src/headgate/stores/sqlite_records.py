@@ -15,7 +15,7 @@ What a transaction reads and changes of it is kept in dicts until its end: see `
 
 from __future__ import annotations
 
-from ..records import FRESH, QUIET, ByKind, Kinds
+from ..kernel.records import FRESH, QUIET, ByKind, Kinds
 from .sqlite_permits import Permits
 from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ..model import Wake
-    from ..records import Head, Score
+    from ..kernel.model import Wake
+    from ..kernel.records import Head, Score
     from .sqlite_space import Pair
 
 #: The kinds of space whose size is asked for in decisions.

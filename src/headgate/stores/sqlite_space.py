@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ..records import Member, Score
+    from ..kernel.records import Member, Score
     from .sqlite_records import SqliteRecords
 
     Pair = tuple[Any, Any]

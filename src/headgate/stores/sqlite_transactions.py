@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..commands import Command
-    from ..model import Wake
+    from ..kernel.commands import Command
+    from ..kernel.model import Wake
 
 #: Seconds after which it is looked whether the path still leads to the file that was opened.
 LOOK_EVERY = 0.25

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from hashlib import blake2b
 
-from ..model import Wake
+from ..kernel.model import Wake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from ..commands import Stand
-from ..commands.base import REAP_EVERY
 from ..errors import Denied, KindChanged
 from ..gate import Gate
-from ..limits import Bucket, Concurrency, from_spec
-from ..model import Wait
+from ..kernel.commands import Stand
+from ..kernel.commands.base import REAP_EVERY
+from ..kernel.limits import Bucket, Concurrency, from_spec
+from ..kernel.model import Wait
 from ..stores.memory import MemoryStore
 from .clock import FakeClock
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..gate import Permit
-    from ..limits import Limit
+    from ..kernel.limits import Limit
 
 #: More asks than this and the limit under test is too large for the suite.
 MOST = 10_000

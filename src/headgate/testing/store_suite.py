@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from unittest import SkipTest
 
-from ..commands import Admit, Cancel, Pause, Peek, Release, Renew, Settle, Stand
 from ..errors import Denied, HeadgateError, IdConflict, InvalidInput, KindChanged, LeaseLost
 from ..gate import Gate
-from ..limits import Aimd, Bucket, Concurrency, Quota, Window
-from ..model import SECOND, Refusal, Wait
+from ..kernel.commands import Admit, Cancel, Pause, Peek, Release, Renew, Settle, Stand
+from ..kernel.limits import Aimd, Bucket, Concurrency, Quota, Window
+from ..kernel.model import SECOND, Refusal, Wait
 from .clock import FakeClock
 from .upstream import FakeUpstream
 

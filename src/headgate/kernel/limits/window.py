@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidInput, KindChanged
+from ...errors import InvalidInput, KindChanged
 from ..model import NEVER
 from .base import NO_LEASE, TAKEN, WORTH_IT, RateLimit
 

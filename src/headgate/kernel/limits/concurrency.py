@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from .. import duration
-from ..errors import InvalidInput, KindChanged
+from ... import duration
+from ...errors import InvalidInput, KindChanged
 from ..model import NEVER, SECOND
 from .aimd import Aimd
 from .base import Limit

@@ -7,8 +7,8 @@ State is usage in units and absolute times, never "what is left", so it survives
 
 from __future__ import annotations
 
-from .. import duration
-from ..errors import InvalidInput, KindChanged
+from ... import duration
+from ...errors import InvalidInput, KindChanged
 from ..model import NEVER, SECOND, LimitUsage
 
 TYPE_CHECKING = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from ...errors import InvalidInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from ..errors import InvalidInput, KindChanged
+from ...errors import InvalidInput, KindChanged
 from ..model import NEVER
 from .base import NO_LEASE, TAKEN, RateLimit, positive
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidInput, KindChanged
+from ...errors import InvalidInput, KindChanged
 from ..model import SECOND
 from .base import NO_LEASE, Limit, default_slack
 
@@ -56,7 +56,7 @@ class Quota(Limit):
         if slack is None:
             self.slack = default_slack(PERIODS[per])
         else:
-            from .. import duration
+            from ... import duration
 
             self.slack = duration.parse(slack, what=f"slack of quota {self.name!r}", zero=True)
         self._last = (0, 0)

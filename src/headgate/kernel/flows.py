@@ -7,8 +7,8 @@ which undoes what it has left in the store, and lets it pass on.
 
 from __future__ import annotations
 
+from ..errors import Denied
 from .commands import Cancel, Stand
-from .errors import Denied
 from .model import NEVER, SECOND, Refusal, Wait
 
 TYPE_CHECKING = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...errors import InvalidInput
 from .. import line
-from ..errors import InvalidInput
 from ..limits import Concurrency, prune
 from ..model import OUTCOMES, Ended
 from ..plan import Plan, recall

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...errors import IdConflict, KindChanged
 from .. import line
-from ..errors import IdConflict, KindChanged
 from ..limits import NO_LEASE
 from ..model import NEVER, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember

@@ -7,7 +7,7 @@ same kind with a state of its own; nothing else knows of shares.
 
 from __future__ import annotations
 
-from .errors import InvalidInput
+from ..errors import InvalidInput
 from .limits import DUST, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 

@@ -1,0 +1,1 @@
+"""PURE. What decides: limits, plans, the line, commands and flows. Nothing here knows a clock, lock, socket, thread or loop."""
