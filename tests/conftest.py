@@ -71,7 +71,7 @@ def stores() -> Iterator[Callable[[str], RedisStore]]:
 @pytest.fixture
 def at_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a directory of its own, at a terminal of a known width, with nothing set."""
-    from headgate.policy import ENVIRONMENT
+    from headgate.config.file import ENVIRONMENT
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from headgate import policy, stores
+from headgate import stores
+from headgate.config import file as policy
 from headgate.gate.gates import Gates
 
 MISSING = "uvicorn is missing: pip install 'headgate[server]'"

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import headgate
-from headgate import policy
 from headgate.cli import reference
 from headgate.cli.app import COMMANDS, app
 from headgate.cli.presets import DEFAULT, PRESETS
+from headgate.config import file as policy
 from headgate.stores import open_store
 
 pytestmark = pytest.mark.usefixtures("at_the_command_line")

@@ -288,7 +288,7 @@ from importlib import import_module
 from headgate.cli.app import COMMANDS, app
 for module, _ in COMMANDS.values(): import_module(f"headgate.cli.{module}")
 import headgate.stores.sqlite, headgate.simulate, rich.progress, rich.table, rich.live, sqlite3, encodings.unicode_escape
-import headgate.cli.view, headgate.policy, headgate.tables, headgate.kernel.limits, headgate.kernel.plan
+import headgate.cli.view, headgate.config.file, headgate.config.toml_table, headgate.kernel.limits, headgate.kernel.plan
 import tomllib, inspect, difflib
 import encodings.utf_8_sig
 if os.geteuid() == 0:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headgate import policy
+from headgate.config import file as policy
 from headgate.sinks.prometheus import METRICS
 
 ROOT = Path(__file__).parent.parent

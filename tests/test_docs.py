@@ -21,7 +21,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import headgate
-from headgate import events, policy, sources, stores
+from headgate import events, stores
+from headgate.config import file as policy
+from headgate.config import sources
 from headgate.kernel.limits import KINDS, Aimd
 
 ROOT = Path(__file__).parent.parent

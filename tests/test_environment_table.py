@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headgate import policy
-from headgate.policy import ENVIRONMENT
+from headgate.config import file as policy
+from headgate.config.file import ENVIRONMENT
 
 PACKAGE = Path(policy.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "environment.md"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from headgate.config.file import Config, GateSpec, load, parse
 from headgate.errors import ConfigError, UnknownGate
 from headgate.kernel.limits import KINDS, Aimd, Bucket, Concurrency, Quota, Window
-from headgate.policy import Config, GateSpec, load, parse
 
 FILE = "conf/headgate.toml"
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
+from headgate.config.file import GATE_KEYS, TOP_KEYS, parse
 from headgate.errors import ConfigError
-from headgate.policy import GATE_KEYS, TOP_KEYS, parse
 
 FILE = "conf/headgate.toml"
 

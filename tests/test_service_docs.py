@@ -13,8 +13,8 @@ from guard_client import Client
 from guards import GuardProcess
 from test_docs import DOCS, REFERENCE, blocks_of, entries_of
 
+from headgate.config.serve import SERVE_KEYS
 from headgate.service import reference
-from headgate.settings import SERVE_KEYS
 
 CALLING = DOCS / "how-to" / "call-from-other-languages.md"
 

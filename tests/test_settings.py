@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.config.file import parse
+from headgate.config.serve import SERVE_KEYS, Serve
 from headgate.errors import ConfigError
-from headgate.policy import parse
-from headgate.settings import SERVE_KEYS, Serve
 
 GATES = '[gates.g]\nlimits = [{ window = 1, per = "1s" }]\n'
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from headgate.config.file import GateSpec, parse
+from headgate.config.sources import SOURCES, EnvSource, FileSource, Refresher, open_source
 from headgate.errors import InvalidInput
-from headgate.policy import GateSpec, parse
-from headgate.sources import SOURCES, EnvSource, FileSource, Refresher, open_source
 
 
 class FakeSource:
@@ -74,7 +74,7 @@ def test_a_failed_or_senseless_read_keeps_the_last_good_value_and_never_the_conf
     clock = Ticking()
     refresher = Refresher(FakeSource(60, nonsense), 190, every=10, name="adobe/rpm", clock=clock)
     assert refresher.value() == 60
-    with caplog.at_level(logging.WARNING, "headgate.sources"):
+    with caplog.at_level(logging.WARNING, "headgate.config.sources"):
         for failures in (1, 2, 3):
             clock.now += 10
             assert refresher.value() == 60
@@ -94,7 +94,7 @@ def test_until_a_good_read_the_configured_value_stands_and_the_log_says_so(caplo
 def test_a_source_that_recovers_is_followed_again(caplog: pytest.LogCaptureFixture) -> None:
     clock = Ticking()
     refresher = Refresher(FakeSource(60, OSError("unreachable"), 80), 190, every=10, name="rpm", clock=clock)
-    with caplog.at_level(logging.INFO, "headgate.sources"):
+    with caplog.at_level(logging.INFO, "headgate.config.sources"):
         values = []
         for _ in range(3):
             values.append(refresher.value())

@@ -31,8 +31,8 @@ __version__ = "0.1.0"
 
 def load(path: str | PathLike[str] | None = None) -> Gates:
     """The gates of `headgate.toml` (or of `$HEADGATE_CONFIG`) by name: `load()["adobe"]`, `load().async_gate("adobe")`."""
+    from .config.file import load as load_config
     from .gate.gates import Gates
-    from .policy import load as load_config
 
     return Gates(load_config(path))
 

@@ -106,7 +106,7 @@ class App(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from headgate.tables import did_you_mean
+            from headgate.config.toml_table import did_you_mean
 
             near = did_you_mean(name, COMMANDS)
             raise click.UsageError(f"there is no command {name!r}; {near}there are {', '.join(COMMANDS)}", context)

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headgate.policy import GateSpec
+    from headgate.config.file import GateSpec
 
 #: A gate of doctor's own, to write something without touching those of others.
 GATE = "headgate-doctor"

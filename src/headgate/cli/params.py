@@ -10,7 +10,8 @@ from math import isfinite
 import click
 
 import headgate
-from headgate import duration, policy
+from headgate import duration
+from headgate.config import file as policy
 from headgate.gate.gates import Gates
 
 TYPE_CHECKING = False

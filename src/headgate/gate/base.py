@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    from ..config.sources import Refresher
     from ..kernel.commands import Command, Granted
     from ..kernel.flows import Flow, Undo
     from ..kernel.limits import Limit
     from ..kernel.plan import Plan
-    from ..sources import Refresher
     from ..stores.base import Store
     from .permit import BasePermit, Told
     from .quick import Ask

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..policy import Config
+    from ..config.file import Config
 
 
 class Gates(Mapping[str, Gate]):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ..config.serve import Serve
     from ..gate.gates import Gates
     from ..kernel.model import Usage
-    from ..settings import Serve
     from .audit import Audit
     from .routes import Route
     from .tokens import Bearer, Tokens

@@ -8,7 +8,7 @@ from .problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..settings import Serve
+    from ..config.serve import Serve
 
 #: Seconds after which a key that nobody asked for is no longer counted, and up to twice as many.
 KEYS_FOR = 600.0

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..settings import Serve
+    from ..config.serve import Serve
     from .routes import Route
 
     Schema = dict[str, Any]

@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..config.serve import Serve
     from ..gate.gates import Gates
-    from ..settings import Serve
 
 #: Seconds that requests under way are given to end, once those who wait have been sent away.
 GRACE = 10

@@ -176,7 +176,7 @@ class Shape:
         for member, value in body.items():
             field = fields.get(member)
             if field is None:
-                from ..tables import did_you_mean, listed
+                from ..config.toml_table import did_you_mean, listed
 
                 known = f"the members are {listed(fields)}" if fields else "there are none here"
                 raise Problem(

@@ -13,10 +13,10 @@ import secrets
 from dataclasses import dataclass
 from time import monotonic
 
+from ..config.file import read_toml
+from ..config.toml_table import Table, did_you_mean, listed, read_text
 from ..errors import ConfigError
 from ..kernel.limits import check_name
-from ..policy import read_toml
-from ..tables import Table, did_you_mean, listed, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import cos, exp, log, sin, sqrt, tau
 
 from .. import duration
-from ..tables import Table, listed, type_of
+from ..config.toml_table import Table, listed, type_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

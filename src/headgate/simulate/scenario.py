@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, replace
 
 from .. import duration
+from ..config.file import read_gate, read_toml
+from ..config.toml_table import Table, listed, read_text, type_of
 from ..errors import ConfigError
-from ..policy import read_gate, read_toml
-from ..tables import Table, listed, read_text, type_of
 from . import chance
 from .books import BOOKS
 from .chance import NOTHING, Chance
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..policy import GateSpec
+    from ..config.file import GateSpec
 
 STARTS = ("at once", "even", "poisson")
 ANSWERS = ("at once", "at the end")

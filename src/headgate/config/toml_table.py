@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 
-from . import duration
-from .errors import ConfigError, InvalidInput
+from .. import duration
+from ..errors import ConfigError, InvalidInput
 
 TYPE_CHECKING = False  # mypy takes this name for typing's, so `typing` stays unimported
 if TYPE_CHECKING:

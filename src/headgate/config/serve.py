@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import duration
+from .. import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .tables import Table
+    from .toml_table import Table
 
 SERVE_KEYS: dict[str, str] = {
     "host": "the address to listen on; anything but loopback needs tokens",
