@@ -14,11 +14,11 @@ from ..kernel.model import Ended, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import shown
+from .inspection import Looking, checked_lease
 from .keeper import keeper_of
-from .looking import Looking, checked_lease
 from .outage import Outage
 from .permit import NOT_LEASED, UNTRACKED, hand_out
-from .quick import asking, numbers, places
+from .prepared import asking, numbers, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..kernel.plan import Plan
     from ..stores.base import Store
     from .permit import BasePermit, Told
-    from .quick import Ask
+    from .prepared import Ask
 
     Duration = str | int | float
     Cost = float | Mapping[str, float]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..stores.base import Store
     from .aio import AsyncGate
     from .base import BaseGate
-    from .quick import Finish
+    from .prepared import Finish
     from .sync import Gate
 
     AnyPermit = TypeVar("AnyPermit", bound="BasePermit")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..errors import HeadgateError
-from ..gate.desk import Desk
+from ..gate.served import Desk
 from .caps import Caps
 from .headers import Left
 from .log import log

@@ -12,7 +12,7 @@ from time import monotonic
 
 from .. import events
 from ..errors import HeadgateError
-from ..gate.desk import decide_all
+from ..gate.served import decide_all
 from ..kernel.commands import Peek
 from ..kernel.model import OUTCOMES, Snapshot
 from ..sinks.prometheus import Prometheus
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from ..kernel.model import LimitUsage, Usage
     from .app import Guard
     from .web import Request, Response

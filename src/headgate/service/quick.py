@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from ..stores.base import Store
     from .app import Guard
     from .web import Header, Response, Scope

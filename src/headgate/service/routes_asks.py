@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import Denied, StoreUnavailable
-from ..gate.desk import decide_all
+from ..gate.served import decide_all
 from ..kernel.commands import Cancel, Peek
 from ..kernel.flows import granted
 from ..kernel.model import SECOND, Snapshot, Wait
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from ..kernel.commands import Granted, Release, Stand
     from .app import Guard
     from .web import Request, Response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import HeadgateError
-from ..gate.desk import decide_all
+from ..gate.served import decide_all
 from ..kernel.commands import Extend, Release, Stand
 from ..kernel.flows import granted
 from ..kernel.model import Wait
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from .app import Guard
     from .web import Request, Response
 

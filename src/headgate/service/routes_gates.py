@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from ..kernel.model import Holder, Usage
     from .app import Guard
     from .web import Request, Response

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from contextlib import suppress
 
 from ..errors import HeadgateError
-from ..gate.desk import decide_all
+from ..gate.served import decide_all
 from ..kernel.commands import Peek
 from ..kernel.model import Snapshot
 from .log import log
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from ..gate.desk import Desk
+    from ..gate.served import Desk
     from ..kernel.limits import Limit
     from ..kernel.model import Holder, LimitUsage, Waiter
     from .app import Guard

@@ -13,7 +13,7 @@ from ..kernel.model import NEVER, SECOND, Refusal, Wait
 from ..stores.base import DIGITS
 from .base import checked, checked_holder
 from .permit import UNTRACKED
-from .quick import numbers
+from .prepared import numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
