@@ -200,7 +200,7 @@ class BasePermit:
     def _read(self, response: Any) -> tuple[str, Pause | None]:
         from time import time
 
-        from ..report import read
+        from ..http.report import read
 
         report = read(response, time())
         pause = None

@@ -9,10 +9,10 @@ from functools import lru_cache
 
 from ..errors import HeadgateError
 from ..gate.served import Desk
+from ..http.headers import Left
+from ..http.problems import Problem, problem_of
 from .caps import Caps
-from .headers import Left
 from .log import log
-from .problems import Problem, problem_of
 from .routes import ROUTES
 from .stream import sampler_of
 from .web import Gone, Request, encode

@@ -13,10 +13,10 @@ from hashlib import blake2b
 
 from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
+from ..http.headers import FRESH, Left, policy_field, with_limit
+from ..http.problems import problem_of
 from ..kernel.limits import from_spec
 from ..kernel.plan import KEY_ALPHABET
-from .headers import FRESH, Left, policy_field, with_limit
-from .problems import problem_of
 from .web import encode
 
 TYPE_CHECKING = False

@@ -15,9 +15,9 @@ import re
 from http import HTTPStatus
 
 from ..errors import StoreUnavailable
+from ..http.problems import Problem
 from ..kernel.commands import Release
 from . import routes_asks, shapes
-from .problems import Problem
 from .web import is_json
 
 TYPE_CHECKING = False

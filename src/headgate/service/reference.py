@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from .problems import KINDS, TYPE_PREFIX
+from ..http.problems import KINDS, TYPE_PREFIX
 from .routes import ROUTES
 from .routes_batch import DOES
 from .schema import ANSWERS, WORDS

@@ -6,12 +6,12 @@ import asyncio
 
 from ..errors import Denied, StoreUnavailable
 from ..gate.served import decide_all
+from ..http.headers import policy_header, with_limit
+from ..http.problems import Problem, problem_of
 from ..kernel.commands import Cancel, Peek
 from ..kernel.flows import granted
 from ..kernel.model import SECOND, Snapshot, Wait
 from . import shapes
-from .headers import policy_header, with_limit
-from .problems import Problem, problem_of
 from .web import JSON, Gone, decoded, encode
 
 TYPE_CHECKING = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..errors import HeadgateError
 from ..gate.served import decide_all
+from ..http.problems import Problem, problem_of
 from ..kernel.commands import Extend, Release, Stand
 from ..kernel.flows import granted
 from ..kernel.model import Wait
 from . import shapes
-from .problems import Problem, problem_of
 from .routes_asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
 from .web import JSON, encode
 

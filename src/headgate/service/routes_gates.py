@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from .headers import policy_header, usage_field
-from .problems import Problem
+from ..http.headers import policy_header, usage_field
+from ..http.problems import Problem
 from .shapes import AMOUNT
 from .web import JSON, encode
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..http.problems import Problem
 from . import shapes
-from .problems import Problem
 from .routes_gates import known
 from .web import JSON, encode
 

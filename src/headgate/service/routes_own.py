@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import HeadgateError
-from .problems import Problem
+from ..http.problems import Problem
 from .web import JSON, encode
 
 TYPE_CHECKING = False

@@ -6,8 +6,8 @@ import re
 from html import escape
 
 from .. import __version__
+from ..http.problems import KINDS, TYPE_PREFIX
 from . import shapes
-from .problems import KINDS, TYPE_PREFIX
 from .routes import ROUTES
 from .routes_batch import DOES
 from .tokens import SCOPES

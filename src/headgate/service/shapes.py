@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from math import isfinite
 
+from ..http.problems import Problem
 from ..kernel.limits.base import NAME_RULE
 from ..kernel.model import OUTCOMES
 from ..kernel.plan import KEY_ALPHABET, KEY_RULE
-from .problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from contextlib import suppress
 
 from ..errors import HeadgateError
 from ..gate.served import decide_all
+from ..http.problems import Problem, shown
 from ..kernel.commands import Peek
 from ..kernel.model import Snapshot
 from .log import log
-from .problems import Problem, shown
 from .routes_gates import known
 from .web import encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .problems import Problem
+from ..http.problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import re
 
 from ..errors import HeadgateError, InvalidInput
 from ..gate.base import checked_holder
+from ..http.problems import Problem
 from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
 from ..kernel.limits import LARGEST, Concurrency, positive
 from ..kernel.model import NEVER, OUTCOMES
 from ..stores.http_wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
-from .problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

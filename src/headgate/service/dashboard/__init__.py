@@ -6,7 +6,7 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
 
-from ..problems import Problem
+from ...http.problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

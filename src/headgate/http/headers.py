@@ -8,8 +8,8 @@ from time import monotonic
 from ..errors import HeadgateError
 from ..kernel.limits import RateLimit
 from ..kernel.model import SECOND
+from ..service.web import JSON
 from .problems import Problem
-from .web import JSON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..kernel.limits import Limit
     from ..kernel.model import LimitUsage, Usage
     from ..kernel.plan import Policy
-    from .web import Header
+    from ..service.web import Header
 
 #: Seconds for which what is left of a gate, as it was looked up, is told again.
 FRESH = 0.1

@@ -6,7 +6,7 @@ keys, and on exceptions that carry such a response.
 
 from __future__ import annotations
 
-from .errors import InvalidInput
+from ..errors import InvalidInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
