@@ -17,8 +17,8 @@ from time import perf_counter
 
 from benchmarks.measure import Table
 from headgate.kernel.limits import Window
-from headgate.planning import slack_costs
 from headgate.simulate import STRATEGIES, load, run
+from headgate.simulate.planning import slack_costs
 from headgate.simulate.result import span
 from headgate.simulate.scenario import STARTS, Scenario
 

@@ -4,7 +4,7 @@ import pytest
 
 from headgate import Bucket, Concurrency, Quota, Window
 from headgate.errors import InvalidInput
-from headgate.planning import claims, forecast, size_shared_limit, slack_costs
+from headgate.simulate.planning import claims, forecast, size_shared_limit, slack_costs
 
 BOTH = [Window(190, per="1m", name="rpm"), Concurrency(150, name="in_flight")]
 

@@ -7,7 +7,8 @@ from math import isfinite
 
 import click
 
-from headgate import Concurrency, InvalidInput, Window, duration, planning
+from headgate import Concurrency, InvalidInput, Window, duration
+from headgate.simulate import planning
 from headgate.simulate.result import span
 
 from . import params
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate.kernel.limits import Limit
-    from headgate.planning import Forecast
+    from headgate.simulate.planning import Forecast
 
 
 class Rate(params.Type):

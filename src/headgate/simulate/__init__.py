@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..errors import ConfigError, Denied, InvalidInput
 from ..kernel.limits import Window
-from ..planning import slack_costs
 from .fleet import Fleet
+from .planning import slack_costs
 from .result import COLUMNS, Result, Row, jain, percentiles, span
 from .scenario import Scenario, load, parse
 from .strategies import STRATEGIES

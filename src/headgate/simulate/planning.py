@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from .errors import InvalidInput
-from .kernel.limits import Concurrency, Limit, Quota, RateLimit, Window
-from .kernel.limits.quota import PERIODS
-from .kernel.model import SECOND
+from ..errors import InvalidInput
+from ..kernel.limits import Concurrency, Limit, Quota, RateLimit, Window
+from ..kernel.limits.quota import PERIODS
+from ..kernel.model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
