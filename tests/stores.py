@@ -113,7 +113,7 @@ def dynamodb(clock: FakeClock) -> Iterator[Any]:
 _tables = count()
 
 STORES: dict[str, Callable[[FakeClock], Any]] = {"memory": memory}
-if find_spec("headgate.stores.sqlite") is not None:
+if find_spec("headgate.stores.sqlite.store") is not None:
     STORES["sqlite"] = sqlite
 if find_spec("redis") is not None:
     STORES["redis"] = redis

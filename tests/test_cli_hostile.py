@@ -287,7 +287,7 @@ import os, sys
 from importlib import import_module
 from headgate.cli.app import COMMANDS, app
 for module, _ in COMMANDS.values(): import_module(f"headgate.cli.{module}")
-import headgate.stores.sqlite, headgate.simulate, rich.progress, rich.table, rich.live, sqlite3, encodings.unicode_escape
+import headgate.stores.sqlite.store, headgate.simulate, rich.progress, rich.table, rich.live, sqlite3, encodings.unicode_escape
 import headgate.cli.view, headgate.config.file, headgate.config.toml_table, headgate.kernel.limits, headgate.kernel.plan
 import tomllib, inspect, difflib
 import encodings.utf_8_sig

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from headgate.kernel.commands import Command, Pause, Stand
 from headgate.kernel.model import SECOND
 from headgate.kernel.records import DictRecords
-from headgate.stores import sqlite_permits, sqlite_transactions
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore
-from headgate.stores.sqlite_permits import Run
+from headgate.stores.sqlite import permits as sqlite_permits
+from headgate.stores.sqlite import transactions as sqlite_transactions
+from headgate.stores.sqlite.permits import Run
 from headgate.testing import FakeClock
 from tests.histories import DEEDS, FAMILIES, PASSED, History, generated, plain, some_ask, usual_deed
 

@@ -14,17 +14,17 @@ id is in the run with the lowest key that is not below it, or in none. Each id i
 
 from __future__ import annotations
 
-from .base import DIGITS
-from .sqlite_space import SqliteSpace, decode, encode_json
+from ..base import DIGITS
+from .space import SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..kernel.records import Score
-    from .sqlite_records import SqliteRecords
-    from .sqlite_space import Pair
+    from ...kernel.records import Score
+    from .records import SqliteRecords
+    from .space import Pair
 
 #: Signs of a run up to which it stays with the head: together they should fit into one page of the file.
 _SHORT = 560

@@ -10,21 +10,21 @@ import weakref
 from contextlib import suppress
 from random import random
 
-from ..errors import InvalidInput, StoreUnavailable
-from .base import Listeners, ignore_loss, new_session
-from .sqlite_file import SYNCHRONOUS, DatabaseFile, Waiting
-from .sqlite_transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
-from .sqlite_wake import Waker
+from ...errors import InvalidInput, StoreUnavailable
+from ..base import Listeners, ignore_loss, new_session
+from .file import SYNCHRONOUS, DatabaseFile, Waiting
+from .transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
+from .wake import Waker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..clock import Clock
-    from ..kernel.commands import Command
-    from ..kernel.model import Wake
-    from .base import Listener
+    from ...clock import Clock
+    from ...kernel.commands import Command
+    from ...kernel.model import Wake
+    from ..base import Listener
 
 #: Of so many calls on an event loop one waits for others to join it, when there is no sign of any; of those that can be
 #: decided at once fewer do: who is alone should not wait for company.
@@ -250,7 +250,7 @@ class SqliteStore:
     # --- ending, and forking ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        from . import forget_store
+        from .. import forget_store
 
         forget_store(self)
         with self._lock:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ..kernel.records import Member, Score
-    from .sqlite_records import SqliteRecords
+    from ...kernel.records import Member, Score
+    from .records import SqliteRecords
 
     Pair = tuple[Any, Any]
 

@@ -12,18 +12,18 @@ from collections import deque
 from contextlib import suppress
 from operator import attrgetter
 
-from ..errors import HeadgateError, StoreFormatError
-from .sqlite_file import DatabaseFile, Waiting, explained, survives
-from .sqlite_records import SqliteRecords
-from .sqlite_space import Damaged
+from ...errors import HeadgateError, StoreFormatError
+from .file import DatabaseFile, Waiting, explained, survives
+from .records import SqliteRecords
+from .space import Damaged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from ..kernel.model import Wake
+    from ...kernel.commands import Command
+    from ...kernel.model import Wake
 
 #: Seconds after which it is looked whether the path still leads to the file that was opened.
 LOOK_EVERY = 0.25

@@ -15,18 +15,18 @@ What a transaction reads and changes of it is kept in dicts until its end: see `
 
 from __future__ import annotations
 
-from ..kernel.records import FRESH, QUIET, ByKind, Kinds
-from .sqlite_permits import Permits
-from .sqlite_space import LOWEST, WIPE, SqliteSpace, decode, encode_json
+from ...kernel.records import FRESH, QUIET, ByKind, Kinds
+from .permits import Permits
+from .space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ..kernel.model import Wake
-    from ..kernel.records import Head, Score
-    from .sqlite_space import Pair
+    from ...kernel.model import Wake
+    from ...kernel.records import Head, Score
+    from .space import Pair
 
 #: The kinds of space whose size is asked for in decisions.
 COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
