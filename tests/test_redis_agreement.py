@@ -22,8 +22,8 @@ from headgate.kernel.model import SECOND
 from headgate.kernel.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis_script import channel, tag
-from headgate.stores.redis_wire import wakes
+from headgate.stores.redis.script import channel, tag
+from headgate.stores.redis.wire import wakes
 from headgate.testing import FakeClock
 from tests.histories import CROWD, DEEDS, FAMILIES, LOSING, PASSED, History, generated, plain, shown, told, usual_deed
 from tests.servers import BINARIES, NoServer, Server, in_ci

@@ -29,8 +29,9 @@ from headgate.kernel.commands import (
 from headgate.kernel.model import SECOND, Refusal, Wait
 from headgate.kernel.plan import Policy
 from headgate.kernel.records import DictRecords
-from headgate.stores import redis_script, redis_wire
 from headgate.stores.base import run
+from headgate.stores.redis import script as redis_script
+from headgate.stores.redis import wire as redis_wire
 from headgate.testing.clock import START
 
 T = START

@@ -245,7 +245,7 @@ def worker(options: dict[str, Any]) -> None:
 def nursery(options: dict[str, Any]) -> None:
     """Starts workers by forking, so that a new one is there at once: an order has the options of one, `end` ends all."""
     if options["store"].startswith("redis"):
-        import headgate.stores.redis  # noqa: F401  # what takes long is done once
+        import headgate.stores.redis.store  # noqa: F401  # what takes long is done once
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ends: list[int] = []
     tell(ready=True)

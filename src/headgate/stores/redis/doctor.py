@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .redis_errors import Broken, Refused, Silent
-from .redis_script import channel, function
+from .errors import Broken, Refused, Silent
+from .script import channel, function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

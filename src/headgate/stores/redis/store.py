@@ -9,28 +9,28 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ..errors import HeadgateError, IdConflict
-from ..kernel.commands import Cancel, Stand
-from ..kernel.model import Wait
-from .base import at_fork, ignore_loss, new_session
-from .redis_aio import Loop
-from .redis_batches import Call, Calls
-from .redis_client import Endpoint
-from .redis_lane import NOT_YET, Lane
-from .redis_threads import Threads
-from .redis_wake import Errands, Subscriber
-from .remote import AsyncJob, Job
+from ...errors import HeadgateError, IdConflict
+from ...kernel.commands import Cancel, Stand
+from ...kernel.model import Wait
+from ..base import at_fork, ignore_loss, new_session
+from ..remote import AsyncJob, Job
+from .aio import Loop
+from .batches import Call, Calls
+from .client import Endpoint
+from .coalescer import NOT_YET, Lane
+from .threads import Threads
+from .wake import Errands, Subscriber
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..clock import Clock
-    from ..kernel.commands import Command
-    from ..kernel.model import Wake
-    from .base import Listener
-    from .redis_client import Address
+    from ...clock import Clock
+    from ...kernel.commands import Command
+    from ...kernel.model import Wake
+    from ..base import Listener
+    from .client import Address
 
 #: What was inherited by a fork is the parent's: it is neither used nor closed, so it is kept from being tidied away.
 _inherited: list[Any] = []
@@ -203,7 +203,7 @@ class RedisStore:
         """For `headgate doctor`: ok, note or wrong; what was found; what would mend it. Of each master of a cluster."""
         from functools import partial
 
-        from .redis_doctor import examine
+        from .doctor import examine
 
         cluster = self._endpoint.cluster
         return [
@@ -213,7 +213,7 @@ class RedisStore:
         ]
 
     def close(self) -> None:
-        from . import forget_store
+        from .. import forget_store
 
         forget_store(self)
         self._subscriber.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .redis_client import Address
+    from .client import Address
 
 #: How an error of the server begins → what it is about, where the class that redis-py makes of it does not say.
 PREFIXES = {

@@ -5,22 +5,22 @@ from __future__ import annotations
 from contextlib import suppress
 from time import monotonic, monotonic_ns, sleep
 
-from ..errors import StoreFormatError, StoreUnavailable
-from .redis_batches import Call
-from .redis_errors import Broken, Refused, Silent
-from .redis_lane import NOT_YET as NOT_YET
-from .redis_lane import Lane
-from .redis_script import library, tag
-from .redis_wire import decode
-from .remote import Job
+from ...errors import StoreFormatError, StoreUnavailable
+from ..remote import Job
+from .batches import Call
+from .coalescer import NOT_YET as NOT_YET
+from .coalescer import Lane
+from .errors import Broken, Refused, Silent
+from .script import library, tag
+from .wire import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .redis_batches import Calls
-    from .redis_client import Address, Link
+    from ...kernel.commands import Command
+    from .batches import Calls
+    from .client import Address, Link
 
 #: Idle connections that are kept for each server.
 KEPT = 8

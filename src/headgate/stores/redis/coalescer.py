@@ -7,17 +7,17 @@ from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
 
-from ..errors import StoreUnavailable
-from .redis_batches import Call
-from .remote import COMPANY, LARGEST_BATCH, LOOK_EVERY, Job, OutcomeUnknown
+from ...errors import StoreUnavailable
+from ..remote import COMPANY, LARGEST_BATCH, LOOK_EVERY, Job, OutcomeUnknown
+from .batches import Call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .redis_threads import Threads
+    from ...kernel.commands import Command
+    from .threads import Threads
 
 #: No reply: it has to be asked for in another way.
 NOT_YET = object()

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from ..errors import StoreFormatError, StoreUnavailable
-from ..kernel.model import Ended
-from .redis_client import slot_of
-from .redis_errors import Broken, Refused, Silent
-from .redis_script import digest, function, tag, text
-from .redis_wire import NeedCalendar, decode, encode
-from .remote import OutcomeUnknown
+from ...errors import StoreFormatError, StoreUnavailable
+from ...kernel.model import Ended
+from ..remote import OutcomeUnknown
+from .client import slot_of
+from .errors import Broken, Refused, Silent
+from .script import digest, function, tag, text
+from .wire import NeedCalendar, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..clock import Clock
-    from ..kernel.commands import Command
-    from .redis_client import Address, Endpoint
-    from .redis_wire import Decoded
+    from ...clock import Clock
+    from ...kernel.commands import Command
+    from .client import Address, Endpoint
+    from .wire import Decoded
 
     #: The gate of an ask, and the bytes of its command but for one word.
     Prepared = tuple[str, bytes, bytes]

@@ -7,20 +7,20 @@ from asyncio import Future
 from contextlib import suppress
 from time import monotonic_ns
 
-from ..errors import StoreFormatError, StoreUnavailable
-from .redis_batches import Call
-from .redis_errors import Broken, Refused, Silent
-from .redis_script import library, tag
-from .remote import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
+from ...errors import StoreFormatError, StoreUnavailable
+from ..remote import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
+from .batches import Call
+from .errors import Broken, Refused, Silent
+from .script import library, tag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .redis_batches import Calls
-    from .redis_client import Address, AsyncLink
+    from ...kernel.commands import Command
+    from .batches import Calls
+    from .client import Address, AsyncLink
 
 
 #: An event loop does not keep its tasks alive by itself.

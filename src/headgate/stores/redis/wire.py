@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
-from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
-from ..kernel.limits import Bucket, Concurrency, Quota, Window
-from ..kernel.limits.quota import PERIODS
-from ..kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
-from .redis_pack import CHUNK, inside, offsets, pack
+from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
+from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
+from ...kernel.limits import Bucket, Concurrency, Quota, Window
+from ...kernel.limits.quota import PERIODS
+from ...kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from .pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, NamedTuple
 
-    from ..kernel.commands import Command
-    from ..kernel.limits import Limit
-    from ..kernel.plan import Policy
+    from ...kernel.commands import Command
+    from ...kernel.limits import Limit
+    from ...kernel.plan import Policy
 
     class Decoded(NamedTuple):
         """What a call answered: the gate's number and time, whether it noticed lost state, and the replies in order."""

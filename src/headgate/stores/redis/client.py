@@ -23,10 +23,10 @@ try:
 except ImportError:
     hiredis = None  # type: ignore[assignment]
 
-from .. import duration
-from ..errors import InvalidInput
-from .base import shown
-from .redis_errors import NAMES, PREFIXES, Broken, Refused, Silent
+from ... import duration
+from ...errors import InvalidInput
+from ..base import shown
+from .errors import NAMES, PREFIXES, Broken, Refused, Silent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

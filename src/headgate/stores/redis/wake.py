@@ -14,22 +14,22 @@ import threading
 from contextlib import suppress
 from time import monotonic
 
-from ..kernel.model import Wake
-from .redis_errors import Broken, Refused, Silent
-from .redis_lane import NOT_YET
-from .redis_script import channel
-from .redis_wire import wakes
-from .remote import EarlyListeners
+from ...kernel.model import Wake
+from ..remote import EarlyListeners
+from .coalescer import NOT_YET
+from .errors import Broken, Refused, Silent
+from .script import channel
+from .wire import wakes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..kernel.commands import Stand
-    from .redis_batches import Calls, Prepared
-    from .redis_client import Address, Endpoint, Link
-    from .redis_threads import Threads
+    from ...kernel.commands import Stand
+    from .batches import Calls, Prepared
+    from .client import Address, Endpoint, Link
+    from .threads import Threads
 
 #: Seconds without anybody waiting after which the thread ends and the connection is closed.
 IDLE = 30.0
