@@ -37,8 +37,11 @@ from headgate import (
     StoreUnavailable,
     Window,
 )
-from headgate.stores import dynamodb_jobs, dynamodb_records, dynamodb_writer, open_store
+from headgate.stores import open_store
 from headgate.stores.dynamodb import DynamoStore
+from headgate.stores.dynamodb import jobs as dynamodb_jobs
+from headgate.stores.dynamodb import records as dynamodb_records
+from headgate.stores.dynamodb import writer as dynamodb_writer
 from headgate.testing import FakeClock
 
 _tables = count()

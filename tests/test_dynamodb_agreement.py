@@ -20,8 +20,8 @@ from stores import forget
 
 from headgate.kernel.commands import Admit, Command
 from headgate.kernel.model import Refusal, Wait
-from headgate.stores import dynamodb_records
 from headgate.stores.dynamodb import DynamoStore
+from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.kernel.model import SECOND
-from headgate.stores.dynamodb_clock import DRIFT, FAR_AHEAD, ServerClock
+from headgate.stores.dynamodb.clock import DRIFT, FAR_AHEAD, ServerClock
 
 #: The server's clock at the steady clock's zero, and how this machine's clock runs (parts per million).
 START = 1_763_000_000 * SECOND

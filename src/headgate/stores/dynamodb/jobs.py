@@ -6,23 +6,23 @@ import threading
 import time
 from random import SystemRandom
 
-from ..errors import Denied, HeadgateError, StoreFormatError, StoreUnavailable
-from ..kernel.commands import Admit, Renew
-from ..kernel.limits import prune
-from ..kernel.model import SECOND, Refusal, Wait
-from ..kernel.records import busy
-from .dynamodb_beats import beats_of
-from .dynamodb_records import read_item
-from .dynamodb_table import RECENT
+from ...errors import Denied, HeadgateError, StoreFormatError, StoreUnavailable
+from ...kernel.commands import Admit, Renew
+from ...kernel.limits import prune
+from ...kernel.model import SECOND, Refusal, Wait
+from ...kernel.records import busy
+from .heartbeat import beats_of
+from .records import read_item
+from .table import RECENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .dynamodb_records import DynamoRecords
-    from .dynamodb_table import Item, Table, Throttled
+    from ...kernel.commands import Command
+    from .records import DynamoRecords
+    from .table import Item, Table, Throttled
 
 #: Not the module's own numbers: those are the program's to seed, and the same in every child of a fork.
 CHANCE = SystemRandom()

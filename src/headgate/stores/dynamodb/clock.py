@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from email.utils import parsedate_to_datetime
 
-from ..clock import steady_ns
-from ..kernel.model import SECOND
+from ...clock import steady_ns
+from ...kernel.model import SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import boto3
 from botocore import exceptions as aws
 from botocore.config import Config
 
-from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
-from .dynamodb_clock import ServerClock, steady
+from ...errors import InvalidInput, StoreFormatError, StoreUnavailable
+from .clock import ServerClock, steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

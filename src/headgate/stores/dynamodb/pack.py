@@ -7,7 +7,7 @@ import zlib
 from itertools import accumulate, pairwise
 from math import gcd
 
-from ..kernel.records import DictSpace
+from ...kernel.records import DictSpace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

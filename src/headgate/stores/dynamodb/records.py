@@ -12,22 +12,22 @@ import json
 import zlib
 from weakref import proxy
 
-from ..errors import StoreFormatError
-from ..kernel.commands.base import SPACES
-from ..kernel.limits import KINDS
-from ..kernel.model import SECOND
-from ..kernel.records import FRESH, ByKind, DictSpace, Kinds, busy
-from .dynamodb_pack import dumps, loads, pack, unpack
-from .dynamodb_table import FORMAT, STATE, TOKEN
+from ...errors import StoreFormatError
+from ...kernel.commands.base import SPACES
+from ...kernel.limits import KINDS
+from ...kernel.model import SECOND
+from ...kernel.records import FRESH, ByKind, DictSpace, Kinds, busy
+from .pack import dumps, loads, pack, unpack
+from .table import FORMAT, STATE, TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..kernel.model import Wake
-    from ..kernel.records import Head, Member, Score
-    from .dynamodb_table import Item
+    from ...kernel.model import Wake
+    from ...kernel.records import Head, Member, Score
+    from .table import Item
 
 #: What the keys of our items begin with, so that they lie beside what else a table holds.
 PREFIX = "headgate:"

@@ -12,23 +12,23 @@ import time
 from collections import deque
 from itertools import count
 
-from ..errors import Denied, HeadgateError, StoreUnavailable
-from ..kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
-from ..kernel.model import SECOND, Wait
-from .dynamodb_beats import beat, is_all, is_beat, take_over
-from .dynamodb_jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
-from .dynamodb_pack import loads
-from .dynamodb_records import VERSION, Missing, gate_records, item_name, read_item
-from .dynamodb_table import Conflict, Throttled, Unreachable, Unsure
+from ...errors import Denied, HeadgateError, StoreUnavailable
+from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
+from ...kernel.model import SECOND, Wait
+from .heartbeat import beat, is_all, is_beat, take_over
+from .jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
+from .pack import loads
+from .records import VERSION, Missing, gate_records, item_name, read_item
+from .table import Conflict, Throttled, Unreachable, Unsure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .dynamodb import DynamoStore
-    from .dynamodb_records import DynamoRecords
-    from .dynamodb_table import Table
+    from ...kernel.commands import Command
+    from .records import DynamoRecords
+    from .store import DynamoStore
+    from .table import Table
 
 #: How many commands go into one write at most.
 LARGEST_BATCH = 256

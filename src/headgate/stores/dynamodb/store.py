@@ -6,29 +6,29 @@ import threading
 import time
 from contextlib import suppress
 
-from .. import duration
-from ..errors import InvalidInput, StoreUnavailable
-from ..kernel.commands import Renew
-from ..kernel.limits import KINDS
-from ..kernel.model import SECOND, Pulse, Wake
-from .base import Listeners, at_fork, ignore_loss, new_session
-from .dynamodb_clock import steady
-from .dynamodb_jobs import Job
-from .dynamodb_looks import Looks
-from .dynamodb_records import gate_records, item_name, read_item
-from .dynamodb_table import Conflict, Table, Throttled, Unsure
-from .dynamodb_writer import GateWriter
+from ... import duration
+from ...errors import InvalidInput, StoreUnavailable
+from ...kernel.commands import Renew
+from ...kernel.limits import KINDS
+from ...kernel.model import SECOND, Pulse, Wake
+from ..base import Listeners, at_fork, ignore_loss, new_session
+from .clock import steady
+from .jobs import Job
+from .polling import Looks
+from .records import gate_records, item_name, read_item
+from .table import Conflict, Table, Throttled, Unsure
+from .writer import GateWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from ..clock import Clock
-    from ..kernel.commands import Command
-    from ..kernel.limits import Limit
-    from .base import Listener
-    from .dynamodb_records import DynamoRecords
+    from ...clock import Clock
+    from ...kernel.commands import Command
+    from ...kernel.limits import Limit
+    from ..base import Listener
+    from .records import DynamoRecords
 
     #: A gate, its job, and where the replies belong.
     Placed = tuple[str, Job, list[int]]
@@ -300,7 +300,7 @@ class DynamoStore:
         return made
 
     def close(self) -> None:
-        from . import forget_store
+        from .. import forget_store
 
         forget_store(self)
         self.looks.close()

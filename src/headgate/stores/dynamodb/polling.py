@@ -12,18 +12,18 @@ import threading
 import time
 from itertools import islice
 
-from ..errors import HeadgateError
-from ..kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
-from ..kernel.model import NEVER, SECOND
-from ..kernel.plan import recall
-from ..kernel.records import busy
-from .dynamodb_jobs import CHANCE
-from .dynamodb_records import Missing
+from ...errors import HeadgateError
+from ...kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
+from ...kernel.model import NEVER, SECOND
+from ...kernel.plan import recall
+from ...kernel.records import busy
+from .jobs import CHANCE
+from .records import Missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .dynamodb import DynamoStore
-    from .dynamodb_records import DynamoRecords
+    from .records import DynamoRecords
+    from .store import DynamoStore
 
 #: Seconds. Who keeps the timer goes first, and the others spread out behind it, the further the more processes they are:
 #: those who come together write together, and one of them is first.

@@ -7,15 +7,15 @@ the item before writes over the beat: whoever writes next takes it over into the
 
 from __future__ import annotations
 
-from ..kernel.commands import Renew
-from ..kernel.line import SESSION, meta_of
-from .dynamodb_clock import FAR_AHEAD
+from ...kernel.commands import Renew
+from ...kernel.line import SESSION, meta_of
+from .clock import FAR_AHEAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..kernel.commands import Command
-    from .dynamodb_records import DynamoRecords
-    from .dynamodb_table import Item, Table
+    from ...kernel.commands import Command
+    from .records import DynamoRecords
+    from .table import Item, Table
 
 #: What the names of their attributes begin with; a session follows.
 BEAT = "h:"
