@@ -20,8 +20,8 @@ from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, InvalidInput,
 from headgate.errors import ConfigError, HeadgateError, IdConflict
 from headgate.service.wire import Wire
 from headgate.stores.http import HttpStore
-from headgate.stores.http_client import Broken, Endpoint, Response
-from headgate.stores.http_wire import NotAllowed, TooMany, decode, encode
+from headgate.stores.http.client import Broken, Endpoint, Response
+from headgate.stores.http.wire import NotAllowed, TooMany, decode, encode
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore
 from headgate.testing import FakeClock, StoreSuite

@@ -33,7 +33,7 @@ from headgate.kernel.commands import (
     Stand,
 )
 from headgate.kernel.plan import Policy
-from headgate.stores import http_wire
+from headgate.stores.http import wire as http_wire
 
 CONFIG = """\
 store = "sqlite:///gates.db"

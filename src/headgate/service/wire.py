@@ -13,7 +13,7 @@ from ..kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, S
 from ..kernel.model import NEVER, SECOND, Ended, Refusal, Wait
 from ..kernel.plan import Policy
 from ..stores import open_store
-from ..stores.http_wire import VERSION, TooMany, answer
+from ..stores.http.wire import VERSION, TooMany, answer
 from .shapes import Field, Shape, wrong
 from .web import JSON
 from .wire_read import Reading, is_whole

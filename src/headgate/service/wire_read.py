@@ -13,7 +13,7 @@ from ..http.problems import Problem
 from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
 from ..kernel.limits import LARGEST, Concurrency, positive
 from ..kernel.model import NEVER, OUTCOMES
-from ..stores.http_wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
+from ..stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

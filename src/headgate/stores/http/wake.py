@@ -10,13 +10,13 @@ import threading
 from json import loads
 from time import monotonic
 
-from ..kernel.model import Wake
-from .http_client import Broken, Refused, Silent
-from .remote import EarlyListeners
+from ...kernel.model import Wake
+from ..remote import EarlyListeners
+from .client import Broken, Refused, Silent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .http_client import Endpoint, Link
+    from .client import Endpoint, Link
 
 #: Seconds without anybody waiting after which the thread ends and the stream is closed.
 IDLE = 30.0

@@ -14,9 +14,9 @@ from contextlib import suppress
 from json import loads
 from time import monotonic
 
-from .. import duration
-from ..errors import InvalidInput
-from .base import shown
+from ... import duration
+from ...errors import InvalidInput
+from ..base import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from json import dumps, loads
 
-from ..errors import (
+from ...errors import (
     ConfigError,
     HeadgateError,
     IdConflict,
@@ -19,16 +19,16 @@ from ..errors import (
     StoreFormatError,
     StoreUnavailable,
 )
-from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from ..kernel.model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ...kernel.model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from ..kernel.plan import Plan, Policy
+    from ...kernel.commands import Command
+    from ...kernel.plan import Plan, Policy
 
 #: The version of this form. A guard that does not know it says so, and nothing is decided.
 VERSION = 1

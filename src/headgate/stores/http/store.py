@@ -10,23 +10,23 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ..errors import HeadgateError, IdConflict, StoreFormatError, StoreUnavailable
-from ..kernel.commands import Cancel
-from ..kernel.model import Ended
-from .base import at_fork, ignore_loss, new_session
-from .http_client import Broken, Endpoint, Refused, Silent
-from .http_wake import Subscriber
-from .http_wire import decode, encode
-from .remote import AsyncJob, AsyncLane, Job, Lane, OutcomeUnknown, Watch, fail_all
+from ...errors import HeadgateError, IdConflict, StoreFormatError, StoreUnavailable
+from ...kernel.commands import Cancel
+from ...kernel.model import Ended
+from ..base import at_fork, ignore_loss, new_session
+from ..remote import AsyncJob, AsyncLane, Job, Lane, OutcomeUnknown, Watch, fail_all
+from .client import Broken, Endpoint, Refused, Silent
+from .wake import Subscriber
+from .wire import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from .base import Listener
-    from .http_client import AsyncLink, Link, Response
+    from ...kernel.commands import Command
+    from ..base import Listener
+    from .client import AsyncLink, Link, Response
 
 #: Idle connections that are kept.
 KEPT = 8
@@ -198,7 +198,7 @@ class HttpStore:
         self._subscriber.listeners.remove(ticket)
 
     def close(self) -> None:
-        from . import forget_store
+        from .. import forget_store
 
         forget_store(self)
         self._subscriber.close()
