@@ -41,7 +41,7 @@ class GuardThread:
         need_server()
         import uvicorn
 
-        from headgate.service.protocol import protocol_of
+        from headgate.service.fast.protocol import protocol_of
         from headgate.service.server import listening, make_guard
 
         store.url = f"memory://{id(store)}"

@@ -209,7 +209,7 @@ def test_all_who_watch_get_the_same_samples_and_the_counts_of_what_was_asked(gua
 
 
 def test_more_watchers_than_it_takes_are_refused_and_those_who_left_make_room(guard: Guard) -> None:
-    from headgate.service.stream import WATCHERS
+    from headgate.service.observe.stream import WATCHERS
 
     with ExitStack() as stack:
         assert {stack.enter_context(events(guard)).status for _ in range(WATCHERS)} == {200}

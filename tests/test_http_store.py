@@ -18,7 +18,7 @@ from waiting import DECIDED, Stopwatch, held_up, timed, until
 
 from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, InvalidInput, StoreUnavailable, Window
 from headgate.errors import ConfigError, HeadgateError, IdConflict
-from headgate.service.wire import Wire
+from headgate.service.store_protocol.execute import Wire
 from headgate.stores.http import HttpStore
 from headgate.stores.http.client import Broken, Endpoint, Response
 from headgate.stores.http.wire import NotAllowed, TooMany, decode, encode

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, Gate, Window, events
-from headgate.service.metrics import OTHER, metrics_of
+from headgate.service.observe.metrics import OTHER, metrics_of
 from headgate.sinks.prometheus import BUCKETS, METRICS, Prometheus
 from headgate.stores.http import HttpStore
 from headgate.stores.memory import MemoryStore

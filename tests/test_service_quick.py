@@ -250,7 +250,7 @@ def headers_of(*more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def test_only_headers_that_say_all_there_is_to_know_are_known_by_their_bytes() -> None:
-    from headgate.service.quick import Quick
+    from headgate.service.fast.answers import Quick
 
     guard = GuardThread(MemoryStore())
     quick = Quick(guard.guard)

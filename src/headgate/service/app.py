@@ -13,8 +13,8 @@ from ..http.headers import Left
 from ..http.problems import Problem, problem_of
 from .caps import Caps
 from .log import log
+from .observe.stream import sampler_of
 from .routes import ROUTES
-from .stream import sampler_of
 from .web import Gone, Request, encode
 
 TYPE_CHECKING = False

@@ -9,8 +9,8 @@ import sys
 
 from ..http.problems import KINDS, TYPE_PREFIX
 from .routes import ROUTES
-from .routes_batch import DOES
-from .schema import ANSWERS, WORDS
+from .routes.batch import DOES
+from .schema.document import ANSWERS, WORDS
 from .tokens import SCOPES
 
 TYPE_CHECKING = False

@@ -64,8 +64,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is told the address as soon as requests are answered."""
-    from .protocol import Config, protocol_of
-    from .protocol import Server as BaseServer
+    from .fast.protocol import Config, protocol_of
+    from .fast.protocol import Server as BaseServer
 
     settings = guard.settings
     begin(level)

@@ -10,21 +10,21 @@ from collections import Counter
 from contextlib import suppress
 from time import monotonic
 
-from .. import events
-from ..errors import HeadgateError
-from ..gate.served import decide_all
-from ..kernel.commands import Peek
-from ..kernel.model import OUTCOMES, Snapshot
-from ..sinks.prometheus import Prometheus
+from ... import events
+from ...errors import HeadgateError
+from ...gate.served import decide_all
+from ...kernel.commands import Peek
+from ...kernel.model import OUTCOMES, Snapshot
+from ...sinks.prometheus import Prometheus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.served import Desk
-    from ..kernel.model import LimitUsage, Usage
-    from .app import Guard
-    from .web import Request, Response
+    from ...gate.served import Desk
+    from ...kernel.model import LimitUsage, Usage
+    from ..app import Guard
+    from ..web import Request, Response
 
 #: Of so many keys of a gate the limits are looked at: those that ask, wait or hold most.
 KEYS = 32
@@ -49,7 +49,7 @@ class Metrics:
     """The metrics of one guard."""
 
     def __init__(self, guard: Guard) -> None:
-        from .. import __version__
+        from ... import __version__
 
         self._guard = guard
         self._names = frozenset(guard.gates)

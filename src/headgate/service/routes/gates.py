@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from ..http.headers import policy_header, usage_field
-from ..http.problems import Problem
-from .shapes import AMOUNT
-from .web import JSON, encode
+from ...http.headers import policy_header, usage_field
+from ...http.problems import Problem
+from ..schema.shapes import AMOUNT
+from ..web import JSON, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.served import Desk
-    from ..kernel.model import Holder, Usage
-    from .app import Guard
-    from .web import Request, Response
+    from ...gate.served import Desk
+    from ...kernel.model import Holder, Usage
+    from ..app import Guard
+    from ..web import Request, Response
 
 
 def known(request: Request, *names: str) -> dict[str, str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from math import isfinite
 
-from ..http.problems import Problem
-from ..kernel.limits.base import NAME_RULE
-from ..kernel.model import OUTCOMES
-from ..kernel.plan import KEY_ALPHABET, KEY_RULE
+from ...http.problems import Problem
+from ...kernel.limits.base import NAME_RULE
+from ...kernel.model import OUTCOMES
+from ...kernel.plan import KEY_ALPHABET, KEY_RULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Shape:
         for member, value in body.items():
             field = fields.get(member)
             if field is None:
-                from ..config.toml_table import did_you_mean, listed
+                from ...config.toml_table import did_you_mean, listed
 
                 known = f"the members are {listed(fields)}" if fields else "there are none here"
                 raise Problem(

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from ..errors import HeadgateError
-from ..gate.served import decide_all
-from ..http.problems import Problem, problem_of
-from ..kernel.commands import Extend, Release, Stand
-from ..kernel.flows import granted
-from ..kernel.model import Wait
-from . import shapes
-from .routes_asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
-from .web import JSON, encode
+from ...errors import HeadgateError
+from ...gate.served import decide_all
+from ...http.problems import Problem, problem_of
+from ...kernel.commands import Extend, Release, Stand
+from ...kernel.flows import granted
+from ...kernel.model import Wait
+from ..schema import shapes
+from ..web import JSON, encode
+from .asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ..gate.served import Desk
-    from .app import Guard
-    from .web import Request, Response
+    from ...gate.served import Desk
+    from ..app import Guard
+    from ..web import Request, Response
 
 
 def _shape(does: str, about: str, fields: Mapping[str, shapes.Field], **needed: shapes.Field) -> shapes.Shape:

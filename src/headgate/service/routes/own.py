@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from ..errors import HeadgateError
-from ..http.problems import Problem
-from .web import JSON, encode
+from ...errors import HeadgateError
+from ...http.problems import Problem
+from ..web import JSON, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .app import Guard
-    from .web import Request, Response
+    from ..app import Guard
+    from ..web import Request, Response
 
 #: Seconds that a store may take to answer before the guard is called not ready.
 PATIENCE = 1.0
@@ -42,7 +42,7 @@ async def readyz(guard: Guard, request: Request) -> Response:
 
 
 async def openapi(guard: Guard, request: Request) -> Response:
-    from .schema import document
+    from ..schema.document import document
 
     made = guard.state.get("openapi")
     if made is None:
@@ -53,7 +53,7 @@ async def openapi(guard: Guard, request: Request) -> Response:
 
 
 async def docs(guard: Guard, request: Request) -> Response:
-    from .schema import page
+    from ..schema.document import page
 
     html, policy = page()
     return 200, [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", policy)], html

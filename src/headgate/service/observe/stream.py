@@ -17,25 +17,25 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 
-from ..errors import HeadgateError
-from ..gate.served import decide_all
-from ..http.problems import Problem, shown
-from ..kernel.commands import Peek
-from ..kernel.model import Snapshot
-from .log import log
-from .routes_gates import known
-from .web import encode
+from ...errors import HeadgateError
+from ...gate.served import decide_all
+from ...http.problems import Problem, shown
+from ...kernel.commands import Peek
+from ...kernel.model import Snapshot
+from ..log import log
+from ..routes.gates import known
+from ..web import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from ..gate.served import Desk
-    from ..kernel.limits import Limit
-    from ..kernel.model import Holder, LimitUsage, Waiter
-    from .app import Guard
-    from .web import Request, Response
+    from ...gate.served import Desk
+    from ...kernel.limits import Limit
+    from ...kernel.model import Holder, LimitUsage, Waiter
+    from ..app import Guard
+    from ..web import Request, Response
 
     #: By limit, and key or None.
     Overrides = dict[tuple[str, str | None], float]
@@ -348,7 +348,7 @@ async def _write(request: Request, body: bytes) -> None:
 
 
 def _hello(guard: Guard, request: Request, sampler: Sampler) -> dict[str, Any]:
-    from .. import __version__
+    from ... import __version__
 
     bearer = request.bearer
     return {

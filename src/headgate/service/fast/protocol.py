@@ -5,7 +5,7 @@ from __future__ import annotations
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .quick import LATER, Quick
+from .answers import LATER, Quick
 
 __all__ = ["Config", "GuardProtocol", "Server", "protocol_of"]
 
@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .app import Guard
-    from .quick import Fields
+    from ..app import Guard
+    from .answers import Fields
 
 #: A connection whose headers were not known so many times in a row has others each time, and is no longer looked at.
 MISSES = 16

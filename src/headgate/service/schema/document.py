@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from html import escape
 
-from .. import __version__
-from ..http.problems import KINDS, TYPE_PREFIX
+from ... import __version__
+from ...http.problems import KINDS, TYPE_PREFIX
+from ..routes import ROUTES
+from ..routes.batch import DOES
+from ..tokens import SCOPES
 from . import shapes
-from .routes import ROUTES
-from .routes_batch import DOES
-from .tokens import SCOPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..config.serve import Serve
-    from .routes import Route
+    from ...config.serve import Serve
+    from ..routes import Route
 
     Schema = dict[str, Any]
 

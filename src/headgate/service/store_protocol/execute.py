@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ..errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
-from ..kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
-from ..kernel.model import NEVER, SECOND, Ended, Refusal, Wait
-from ..kernel.plan import Policy
-from ..stores import open_store
-from ..stores.http.wire import VERSION, TooMany, answer
-from .shapes import Field, Shape, wrong
-from .web import JSON
-from .wire_read import Reading, is_whole
+from ...errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
+from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
+from ...kernel.model import NEVER, SECOND, Ended, Refusal, Wait
+from ...kernel.plan import Policy
+from ...stores import open_store
+from ...stores.http.wire import VERSION, TooMany, answer
+from ..schema.shapes import Field, Shape, wrong
+from ..web import JSON
+from .read import Reading, is_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ..gate.base import BaseGate
-    from ..kernel.commands import Command
-    from ..kernel.limits import Limit
-    from ..stores.base import Store
-    from .app import Guard
-    from .caps import Caps
-    from .web import Request, Response
+    from ...gate.base import BaseGate
+    from ...kernel.commands import Command
+    from ...kernel.limits import Limit
+    from ...stores.base import Store
+    from ..app import Guard
+    from ..caps import Caps
+    from ..web import Request, Response
 
 #: Bytes of one request: a heartbeat may carry the leases and tickets of a busy process.
 LARGEST_BODY = 8 * 1024 * 1024

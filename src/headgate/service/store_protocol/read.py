@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import re
 
-from ..errors import HeadgateError, InvalidInput
-from ..gate.base import checked_holder
-from ..http.problems import Problem
-from ..kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from ..kernel.limits import LARGEST, Concurrency, positive
-from ..kernel.model import NEVER, OUTCOMES
-from ..stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
+from ...errors import HeadgateError, InvalidInput
+from ...gate.base import checked_holder
+from ...http.problems import Problem
+from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ...kernel.limits import LARGEST, Concurrency, positive
+from ...kernel.model import NEVER, OUTCOMES
+from ...stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..gate.base import BaseGate
-    from ..kernel.commands import Command
-    from ..kernel.plan import Plan, Policy
-    from .wire import Wire
+    from ...gate.base import BaseGate
+    from ...kernel.commands import Command
+    from ...kernel.plan import Plan, Policy
+    from .execute import Wire
 
 #: What ids are made of: a key's alphabet, and the commas of an id that tells its keys.
 _ID = re.compile(r"[A-Za-z0-9._:@/+~=,-]{1,600}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..http.problems import Problem
-from . import shapes
-from .routes_gates import known
-from .web import JSON, encode
+from ...http.problems import Problem
+from ..schema import shapes
+from ..web import JSON, encode
+from .gates import known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .app import Guard
-    from .web import Request, Response
+    from ..app import Guard
+    from ..web import Request, Response
 
 #: How a permit that somebody else holds may be ended: as if it failed, or as if it was never sent.
 OUTCOMES = ("error", "unsent")

@@ -13,19 +13,19 @@ import asyncio
 from contextlib import suppress
 from json import dumps
 
-from .shapes import Field
-from .wire import wire_of
-from .wire_read import check_session
+from ..schema.shapes import Field
+from .execute import wire_of
+from .read import check_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
     from typing import Any
 
-    from ..kernel.model import Wake
-    from ..stores.base import Store
-    from .app import Guard
-    from .web import Request
+    from ...kernel.model import Wake
+    from ...stores.base import Store
+    from ..app import Guard
+    from ..web import Request
 
 #: Seconds after which a stream without news says that it is there.
 BREATH = 3.0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from . import shapes
-from .routes_gates import key_of, known
-from .web import JSON, encode
+from ..schema import shapes
+from ..web import JSON, encode
+from .gates import key_of, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .app import Guard
-    from .web import Request, Response
+    from ..app import Guard
+    from ..web import Request, Response
 
 
 def _told(guard: Guard, request: Request, action: str, gate: str, **facts: Any) -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-from ..errors import Denied, StoreUnavailable
-from ..gate.served import decide_all
-from ..http.headers import policy_header, with_limit
-from ..http.problems import Problem, problem_of
-from ..kernel.commands import Cancel, Peek
-from ..kernel.flows import granted
-from ..kernel.model import SECOND, Snapshot, Wait
-from . import shapes
-from .web import JSON, Gone, decoded, encode
+from ...errors import Denied, StoreUnavailable
+from ...gate.served import decide_all
+from ...http.headers import policy_header, with_limit
+from ...http.problems import Problem, problem_of
+from ...kernel.commands import Cancel, Peek
+from ...kernel.flows import granted
+from ...kernel.model import SECOND, Snapshot, Wait
+from ..schema import shapes
+from ..web import JSON, Gone, decoded, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..gate.served import Desk
-    from ..kernel.commands import Granted, Release, Stand
-    from .app import Guard
-    from .web import Request, Response
+    from ...gate.served import Desk
+    from ...kernel.commands import Granted, Release, Stand
+    from ..app import Guard
+    from ..web import Request, Response
 
 
 #: Seconds for which the place of one whose time is over is kept, if it gave an id.

@@ -14,21 +14,22 @@ import asyncio
 import re
 from http import HTTPStatus
 
-from ..errors import StoreUnavailable
-from ..http.problems import Problem
-from ..kernel.commands import Release
-from . import routes_asks, shapes
-from .web import is_json
+from ...errors import StoreUnavailable
+from ...http.problems import Problem
+from ...kernel.commands import Release
+from ..routes import asks as routes_asks
+from ..schema import shapes
+from ..web import is_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
-    from ..gate.served import Desk
-    from ..stores.base import Store
-    from .app import Guard
-    from .web import Header, Response, Scope
+    from ...gate.served import Desk
+    from ...stores.base import Store
+    from ..app import Guard
+    from ..web import Header, Response, Scope
 
     #: The two halves of a route: what goes to the store, or None, and what its reply comes to.
     Halves = tuple[

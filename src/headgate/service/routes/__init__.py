@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import re
 
-from . import dashboard, metrics, shapes, stream, wakes, wire
-from . import routes_asks as asks
-from . import routes_batch as batch
-from . import routes_changes as changes
-from . import routes_gates as gates
-from . import routes_holders as leases
-from . import routes_own as own
+from .. import dashboard
+from ..observe import metrics, stream
+from ..schema import shapes
+from ..store_protocol import execute as wire
+from ..store_protocol import wakes
+from . import asks as asks
+from . import batch as batch
+from . import changes as changes
+from . import gates as gates
+from . import holders as leases
+from . import own as own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from .app import Guard
-    from .web import Request, Response
+    from ..app import Guard
+    from ..web import Request, Response
 
     Handler = Callable[[Guard, Request], Awaitable[Response | None]]
 

@@ -1,0 +1,1 @@
+"""Asks and releases that are answered as they are read, inside uvicorn's protocol."""
