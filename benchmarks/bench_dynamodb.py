@@ -21,7 +21,7 @@ from headgate import Concurrency, Gate, Permit, Window
 from headgate.kernel.limits import Limit
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock
-from tests.dynamo_servers import CREDENTIALS, Server, client, make_table, serving
+from tests.support.dynamo_servers import CREDENTIALS, Server, client, make_table, serving
 
 #: Dollars per million request units on demand (us-east-1, standard table class): writes and reads.
 WRITE_PRICE, READ_PRICE = 0.625, 0.125

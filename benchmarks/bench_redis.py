@@ -20,7 +20,7 @@ from benchmarks.redis_waits import handovers, latencies
 from headgate import AsyncGate, Gate
 from headgate.kernel.limits import Bucket, Limit
 from headgate.kernel.plan import Policy
-from tests.servers import Server
+from tests.support.servers import Server
 
 CALLERS = 64
 THREADS = 16

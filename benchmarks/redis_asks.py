@@ -8,7 +8,7 @@ from headgate.kernel.commands import Stand
 from headgate.kernel.limits import Bucket, Concurrency, Limit, Window
 from headgate.kernel.plan import Plan
 from headgate.stores.redis import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 ENOUGH = 10**9
 PATIENT = "?timeout=30s"

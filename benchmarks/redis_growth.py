@@ -17,7 +17,7 @@ from headgate.kernel.limits import Bucket, Concurrency
 from headgate.kernel.model import Wait
 from headgate.kernel.plan import Policy
 from headgate.stores.redis import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 Operation = Callable[[], object]
 

@@ -17,7 +17,7 @@ from benchmarks.redis_asks import BARE, PATIENT, bucket, opened, two_limits
 from headgate import AsyncGate, Gate
 from headgate.kernel.limits import Concurrency, Limit
 from headgate.stores.redis import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 def percentiles(times: list[float]) -> list[str]:

@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servers import Server
-
     from headgate.events import Event
     from headgate.stores.redis import RedisStore
+    from tests.support.servers import Server
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
@@ -46,7 +45,7 @@ def events() -> Iterator[list[Event]]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A Redis or Valkey of the test's own."""
-    from servers import new
+    from tests.support.servers import new
 
     with new() as started:
         yield started

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from headgate.config import file as policy
+from headgate.config import file as config_file
 from headgate.sinks.prometheus import METRICS
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "headgate.rules.yml"
 
@@ -201,7 +201,7 @@ def test_compose_mounts_what_there_is_and_its_configuration_is_one(tmp_path: Pat
             assert source in compose["volumes"] or (DEPLOY / source).exists(), volume
         for port in service["ports"]:
             assert port.startswith("127.0.0.1:"), "nothing is open to others unless somebody wants it"
-    config = policy.parse((DEPLOY / "headgate.toml").read_text(encoding="utf-8"))
+    config = config_file.parse((DEPLOY / "headgate.toml").read_text(encoding="utf-8"))
     published = compose["services"]["guard"]["ports"][0].rsplit(":", 1)[1]
     assert config.serve.port == int(published)
     assert config.serve.tokens, "it listens for others, so it needs tokens"

@@ -1,7 +1,7 @@
 """Imports go one way. This walks the source of the package and fails where an import goes against the layers.
 
-A *part* is the first name under ``headgate``: ``limits`` for ``headgate/limits/window.py``, ``gate`` for
-``headgate/gate.py``. Imports inside functions and under ``TYPE_CHECKING`` count as well: what a file must know about,
+A *part* is the first name under ``headgate``: ``kernel`` for ``headgate/kernel/limits/window.py``, ``clock`` for
+``headgate/clock.py``. Imports inside functions and under ``TYPE_CHECKING`` count as well: what a file must know about,
 it depends on. Only the two ``__init__.py`` that load names on demand may import inside functions as they like.
 """
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "headgate"
+from tests.support import ROOT
+
+SOURCE = ROOT / "src" / "headgate"
 
 # From low to high: a part imports its own layer and lower ones.
 LAYERS = (
-    ("model", "errors", "duration", "clock", "records"),
-    ("limits",),
-    ("plan",),
-    ("line", "commands"),
+    ("errors", "duration", "clock"),
+    ("kernel",),
     ("sinks",),
-    ("flows", "policy", "tables", "sources", "events", "report", "planning", "settings"),
+    ("events", "config", "http", "limits"),
     ("gate",),
     ("clients", "batch", "stages", "service", "contrib", "dropin", "simulate"),
     ("pdf",),
@@ -31,15 +31,22 @@ LAYERS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-# Stores stand beside the layers: they know commands and values, and are known from the policy upwards.
-STORES_MAY_IMPORT = {"model", "errors", "duration", "clock", "records", "limits", "plan", "line", "commands", "stores"}
-LEVEL["stores"] = LEVEL["commands"]
+# Stores stand beside the layers: they know the kernel and its values, and are known from the configuration upwards.
+STORES_MAY_IMPORT = {"errors", "duration", "clock", "kernel", "stores"}
+LEVEL["stores"] = LEVEL["kernel"]
+
+# Names that were documented before their modules moved.
+LEVEL["policy"] = LEVEL["sources"] = LEVEL["config"]
 
 # The public names themselves (`from headgate import Gate`) are for the parts above the gate.
 MAY_IMPORT_PUBLIC_NAMES = {part for part, level in LEVEL.items() if level > LEVEL["gate"]}
 
-PURE = {"records", "limits", "plan", "line", "commands", "flows"}
-PURE_MAY_IMPORT = PURE | {"model", "errors", "duration"}
+# Inside the kernel the same: values, limits, plans, the line and commands, flows.
+KERNEL_LAYERS = (("model", "records"), ("limits",), ("plan",), ("line", "commands"), ("flows",))
+KERNEL_LEVEL = {part: level for level, parts in enumerate(KERNEL_LAYERS) for part in parts}
+
+PURE = {"kernel"}
+PURE_MAY_IMPORT = {"kernel", "errors", "duration"}
 # Clocks, chance, locks, threads, event loops, processes, files, the network. Not the calendar: Quota computes with it.
 IMPURE = {
     *("time", "random", "secrets", "uuid"),
@@ -153,6 +160,18 @@ def upward(imports: list[Import]) -> list[str]:
     return broken
 
 
+def upward_in_the_kernel(imports: list[Import]) -> list[str]:
+    """The same among the parts of the kernel."""
+    broken = []
+    for found in imports:
+        file, target = found.file.split("/"), found.target.split(".")
+        if file[0] == "kernel" and target[:2] == ["headgate", "kernel"] and len(target) > 2:
+            part = file[1].removesuffix(".py")
+            if KERNEL_LEVEL.get(target[2], -1) > KERNEL_LEVEL.get(part, len(KERNEL_LAYERS)):
+                broken.append(f"{found}: it is in a higher layer of the kernel")
+    return broken
+
+
 def round_trips(imports: list[Import]) -> list[str]:
     """Parts of one layer that need each other, directly or around a corner."""
     needs: dict[str, set[str]] = {}
@@ -207,6 +226,12 @@ def test_imports_go_from_higher_layers_to_lower_ones() -> None:
     assert upward(imports_of(SOURCE)) == []
 
 
+def test_imports_in_the_kernel_go_from_higher_layers_to_lower_ones() -> None:
+    parts = {path.relative_to(SOURCE / "kernel").parts[0] for path in (SOURCE / "kernel").rglob("*.py")}
+    assert {part.removesuffix(".py") for part in parts} - {"__init__"} == KERNEL_LEVEL.keys()
+    assert upward_in_the_kernel(imports_of(SOURCE)) == []
+
+
 def test_no_two_parts_import_each_other() -> None:
     assert round_trips(imports_of(SOURCE)) == []
 
@@ -234,15 +259,15 @@ def package(root: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     "files",
     [
-        {"gate": "", "commands": "from headgate.gate import Gate"},
-        {"gate": "", "commands": "import headgate.gate"},
-        {"gate": "", "commands": "from . import gate"},
-        {"gate": "", "commands": "from headgate import gate"},
-        {"gate": "", "limits__window": "from ..gate import Gate"},
-        {"gate": "", "limits__window": "def charge():\n    from headgate.gate import Gate"},
-        {"gate": "", "limits__window": "if TYPE_CHECKING:\n    from headgate.gate import Gate"},
-        {"flows": "", "stores__memory": "from headgate.kernel.flows import acquire"},
-        {"stores__memory": "", "limits__window": "from headgate.stores.memory import MemoryStore"},
+        {"gate": "", "kernel__commands": "from headgate.gate import Gate"},
+        {"gate": "", "kernel__commands": "import headgate.gate"},
+        {"gate": "", "kernel__commands": "from .. import gate"},
+        {"gate": "", "kernel__commands": "from headgate import gate"},
+        {"gate": "", "kernel__limits__window": "from ...gate import Gate"},
+        {"gate": "", "kernel__limits__window": "def charge():\n    from headgate.gate import Gate"},
+        {"gate": "", "kernel__limits__window": "if TYPE_CHECKING:\n    from headgate.gate import Gate"},
+        {"config__file": "", "stores__memory": "from headgate.config import file"},
+        {"stores__memory": "", "clock": "from headgate.stores.memory import MemoryStore"},
         {"testing__clock": "", "cli__demo": "from headgate.testing.clock import FakeClock"},
         {"gate": "from headgate import Permit"},
     ],
@@ -254,7 +279,23 @@ def test_an_import_against_the_layers_is_found(tmp_path: Path, files: dict[str, 
 @pytest.mark.parametrize(
     "files",
     [
-        {"gate": "from headgate.kernel.flows import acquire\nimport threading", "flows": "from .commands import Admit"},
+        {"kernel__flows": "", "kernel__commands__admit": "from ..flows import acquire"},
+        {"kernel__line": "", "kernel__limits__window": "from headgate.kernel import line"},
+        {"kernel__plan": "", "kernel__records": "def f():\n    from .plan import Plan"},
+    ],
+)
+def test_an_import_against_the_layers_of_the_kernel_is_found(tmp_path: Path, files: dict[str, str]) -> None:
+    assert len(upward_in_the_kernel(imports_of(package(tmp_path, **files)))) == 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "gate": "from headgate.kernel.flows import acquire\nimport threading",
+            "kernel__flows": "from .commands import Admit",
+            "kernel__commands": "",
+        },
         {"stores__memory": "from headgate.kernel.commands import Admit\nfrom . import base", "stores__base": ""},
         {"gate": "from headgate.stores import connect", "stores__memory": ""},
         {"cli__status": "from headgate import load", "gate": ""},
@@ -263,7 +304,7 @@ def test_an_import_against_the_layers_is_found(tmp_path: Path, files: dict[str, 
 )
 def test_an_import_along_the_layers_passes(tmp_path: Path, files: dict[str, str]) -> None:
     imports = imports_of(package(tmp_path, **files))
-    assert upward(imports) + round_trips(imports) + impure(imports) == []
+    assert upward(imports) + upward_in_the_kernel(imports) + round_trips(imports) + impure(imports) == []
 
 
 def test_only_the_two_packages_that_load_on_demand_are_excused_for_imports_in_functions(tmp_path: Path) -> None:
@@ -276,11 +317,11 @@ def test_only_the_two_packages_that_load_on_demand_are_excused_for_imports_in_fu
 
 def test_parts_of_one_layer_that_import_each_other_are_found(tmp_path: Path) -> None:
     files = {
-        "model": "import headgate.errors",
+        "clock": "import headgate.errors",
         "errors": "import headgate.duration",
-        "duration": "import headgate.kernel.model",
+        "duration": "import headgate.clock",
     }
-    assert round_trips(imports_of(package(tmp_path, **files))) == ["duration", "errors", "model"]
+    assert round_trips(imports_of(package(tmp_path, **files))) == ["clock", "duration", "errors"]
 
 
 @pytest.mark.parametrize(
@@ -297,12 +338,12 @@ def test_parts_of_one_layer_that_import_each_other_are_found(tmp_path: Path) -> 
 )
 @pytest.mark.parametrize("part", ["limits__window", "line", "commands", "flows", "plan", "records"])
 def test_an_impure_import_in_the_core_is_found(tmp_path: Path, part: str, statement: str) -> None:
-    assert len(impure(imports_of(package(tmp_path, **{part: statement})))) == 1
+    assert len(impure(imports_of(package(tmp_path, **{f"kernel__{part}": statement})))) == 1
 
 
 def test_the_core_may_use_values_and_the_calendar(tmp_path: Path) -> None:
-    text = "import math\nfrom datetime import datetime\nfrom zoneinfo import ZoneInfo\nfrom headgate.kernel.model import Ask"
-    assert impure(imports_of(package(tmp_path, limits__quota=text, gate="import time, redis"))) == []
+    text = "import math\nfrom datetime import datetime\nfrom headgate.kernel.model import Wait"
+    assert impure(imports_of(package(tmp_path, kernel__limits__quota=text, gate="import time, redis"))) == []
 
 
 def test_a_driver_in_two_files_and_a_framework_outside_its_package_are_found(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mutants import MUTANTS, Mutant, misses
+
+from tests.mutants import MUTANTS, Mutant, misses
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -1,4 +1,4 @@
-"""The name under which `headgate.config.file` was known before: what is documented of it can still be imported from here."""
+"""`headgate.config.file` under the name it had before, for what is documented of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name under which `headgate.config.sources` was known before: what is documented of it can still be imported from here."""
+"""`headgate.config.sources` under the name it had before, for what is documented of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import click
 
 import headgate
 from headgate import duration
-from headgate.config import file as policy
+from headgate.config import file as config_file
 from headgate.gate.gates import Gates
 
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ def load_gates(context: click.Context) -> Gates:
     if not os.path.exists(file):
         right = "create one with `headgate init`, or name yours: --config PATH or $HEADGATE_CONFIG"
         raise headgate.ConfigError("there is no such file", file=file, remedy=right)
-    return FileGates(policy.load(file))
+    return FileGates(config_file.load(file))
 
 
 class FileGates(Gates):

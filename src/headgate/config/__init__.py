@@ -1,1 +1,5 @@
-"""Configuration: `headgate.toml` read, checked and turned into policies (`file`), how a guard serves (`serve`), and values from outside (`sources`)."""
+"""Configuration: `headgate.toml` read, checked and turned into policies.
+
+file.py        gates and their limits        serve.py     how a guard serves them
+toml_table.py  a table that knows its place  sources.py   values of limits that come from outside
+"""

@@ -2,7 +2,7 @@
 
 The rules are in `Admit` and `Settle`. What is here leaves the same records sooner, for asks that cost 1, say nothing but
 their key, and must pass at most one rate and one limit of slots, while nobody waits and nothing is paused or overridden.
-Whatever is unusual is left to those two, untouched; `tests/test_fast_path.py` holds them together.
+Whatever is unusual is left to those two, untouched; `tests/gate/test_prepared.py` holds them together.
 
 Locking looks the same everywhere: `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so
 that is inside the `try`, and a lock that knows its owner tells whether it was taken.

@@ -8,19 +8,30 @@ from time import monotonic
 from ..errors import HeadgateError
 from ..kernel.limits import RateLimit
 from ..kernel.model import SECOND
-from ..service.web import JSON
 from .problems import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Protocol
 
     from ..errors import Denied
-    from ..gate import AsyncGate
     from ..kernel.limits import Limit
     from ..kernel.model import LimitUsage, Usage
     from ..kernel.plan import Policy
-    from ..service.web import Header
+
+    Header = tuple[bytes, bytes]
+
+    class AsyncUsage(Protocol):
+        """As much of an `AsyncGate` as these headers need."""
+
+        @property
+        def name(self) -> str: ...
+
+        async def usage(self, key: Mapping[str, str] | None = ...) -> Usage: ...
+
+
+JSON: list[Header] = [(b"content-type", b"application/json")]
 
 #: Seconds for which what is left of a gate, as it was looked up, is told again.
 FRESH = 0.1
@@ -90,7 +101,7 @@ class Left:
         return both
 
     async def headers(
-        self, gate: AsyncGate, key: Mapping[str, str] | None = None, fresh: float = FRESH
+        self, gate: AsyncUsage, key: Mapping[str, str] | None = None, fresh: float = FRESH
     ) -> list[Header]:
         """None at all while the store is away."""
         if (told := self.known(gate.name, key)) is not None:

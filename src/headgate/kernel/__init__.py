@@ -1,1 +1,1 @@
-"""PURE. What decides: limits, plans, the line, commands and flows. Nothing here knows a clock, lock, socket, thread or loop."""
+"""PURE. What decides: limits, plans, the line, commands, flows. It knows no clock, lock, socket, thread or loop."""

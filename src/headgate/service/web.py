@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..http.headers import JSON
 from ..http.problems import Problem
 
 TYPE_CHECKING = False
@@ -11,16 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
+    from ..http.headers import Header
     from .tokens import Bearer
 
     Scope = dict[str, Any]
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
-    Header = tuple[bytes, bytes]
     #: Status, headers without the length, body.
     Response = tuple[int, list[Header], bytes]
-
-JSON = [(b"content-type", b"application/json")]
 
 #: `json.dumps` makes an encoder on every call that names separators.
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -155,5 +154,5 @@ def _too_large(most: int) -> Problem:
     return Problem(413, "body-too-large", f"the body is larger than {most} bytes, the most that this guard takes")
 
 
-def json_response(value: Any, status: int = 200, headers: list[tuple[bytes, bytes]] = JSON) -> Response:
+def json_response(value: Any, status: int = 200, headers: list[Header] = JSON) -> Response:
     return status, headers, encode(value).encode()

@@ -1,7 +1,7 @@
 """The upstream's own books: what it accepts and what it refuses, decided on arrival.
 
 Nothing here knows of Headgate. The rules are written anew, with another representation (every single arrival is kept) and
-another clock (nanoseconds with an offset of their own), so that a mistake in `headgate.kernel.limits` cannot hide itself here.
+another clock (nanoseconds with an offset of their own), so that a mistake in `kernel.limits` cannot hide itself here.
 """
 
 from __future__ import annotations

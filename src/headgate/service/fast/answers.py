@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ...gate.served import Desk
+    from ...http.headers import Header
     from ...stores.base import Store
     from ..app import Guard
-    from ..web import Header, Response, Scope
+    from ..web import Response, Scope
 
     #: The two halves of a route: what goes to the store, or None, and what its reply comes to.
     Halves = tuple[

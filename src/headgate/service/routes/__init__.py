@@ -10,14 +10,8 @@ import re
 from .. import dashboard
 from ..observe import metrics, stream
 from ..schema import shapes
-from ..store_protocol import execute as wire
-from ..store_protocol import wakes
-from . import asks as asks
-from . import batch as batch
-from . import changes as changes
-from . import gates as gates
-from . import holders as leases
-from . import own as own
+from ..store_protocol import execute, wakes
+from . import asks, batch, changes, gates, holders, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,12 +85,12 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/gates/{gate}/resume", changes.resume, "configure", "End a pause.", {200: "Paused"}, shapes.NOTHING),
     Route("POST", "/v1/gates/{gate}/reset", changes.reset, "configure", "Forget all that counts, or one limit's.",
           {200: "Reset"}, shapes.RESET),
-    Route("DELETE", "/v1/gates/{gate}/holders/{id}", leases.end_lease, "configure", "End a lease whose holder is stuck.",
-          {200: "Released"}, query={"outcome": leases.OUTCOME}),
+    Route("DELETE", "/v1/gates/{gate}/holders/{id}", holders.end_lease, "configure", "End a lease whose holder is stuck.",
+          {200: "Released"}, query={"outcome": holders.OUTCOME}),
     Route("GET", "/v1/events", stream.events, "observe", "For the dashboard: every gate, as server-sent events.",
           {200: "text/event-stream"}),
-    Route("POST", "/v1/execute", wire.execute, "acquire", "The protocol of `store = \"http://…\"`, for Headgate itself.",
-          {200: "Executed"}, wire.EXECUTE),
+    Route("POST", "/v1/execute", execute.execute, "acquire", "The protocol of `store = \"http://…\"`, for Headgate itself.",
+          {200: "Executed"}, execute.EXECUTE),
     Route("GET", "/v1/wakes", wakes.wakes, "acquire", "For the same: which tickets are called, as server-sent events.",
           {200: "text/event-stream"}, query={"session": wakes.SESSION}),
     Route("GET", "/", dashboard.page, None, "The dashboard.", {200: "text/html", 304: None}),

@@ -6,13 +6,13 @@ import asyncio
 
 from ...errors import Denied, StoreUnavailable
 from ...gate.served import decide_all
-from ...http.headers import policy_header, with_limit
+from ...http.headers import JSON, policy_header, with_limit
 from ...http.problems import Problem, problem_of
 from ...kernel.commands import Cancel, Peek
 from ...kernel.flows import granted
 from ...kernel.model import SECOND, Snapshot, Wait
 from ..schema import shapes
-from ..web import JSON, Gone, decoded, encode
+from ..web import Gone, decoded, json_response
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
     guard.count(desk.name, "granted")
     behind = looked.decision if isinstance(looked, Snapshot) else None
     place = place_of(desk, stand, grant, behind.limit if isinstance(behind, Wait) else None)
-    return 200, headers, encode(place).encode()
+    return json_response(place, headers=headers)
 
 
 def reserved(guard: Guard, desk: Desk, body: dict[str, Any]) -> Stand:
@@ -351,7 +351,7 @@ async def renew(guard: Guard, request: Request) -> Response | None:
     shapes.RENEW.check(body)
     desk, name, lease = find_permit(guard, request.params["id"])
     now, expires = await desk.renew(desk.renewing(name, body.get("lease", lease)))
-    return 200, JSON, encode(renewed_of(request.params["id"], now, expires)).encode()
+    return json_response(renewed_of(request.params["id"], now, expires))
 
 
 def renewed_of(id: str, now: int, expires: int) -> dict[str, Any]:

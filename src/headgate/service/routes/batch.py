@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ...errors import HeadgateError
 from ...gate.served import decide_all
+from ...http.headers import JSON
 from ...http.problems import Problem, problem_of
 from ...kernel.commands import Extend, Release, Stand
 from ...kernel.flows import granted
 from ...kernel.model import Wait
 from ..schema import shapes
-from ..web import JSON, encode
+from ..web import encode
 from .asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
 
 TYPE_CHECKING = False

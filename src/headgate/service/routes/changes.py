@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..schema import shapes
-from ..web import JSON, encode
+from ..web import json_response
 from .gates import key_of, known
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ async def _change(guard: Guard, request: Request, key: dict[str, str] | None, va
     was = before.get((limit, told))
     _told(guard, request, "set limit" if value is not None else "clear limit", gate.name, limit=limit, key=key,
           value=value, was=was)  # fmt: skip
-    return 200, JSON, encode({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was}).encode()
+    return json_response({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was})
 
 
 async def pause(guard: Guard, request: Request) -> Response:
@@ -56,7 +56,7 @@ async def pause(guard: Guard, request: Request) -> Response:
     _told(guard, request, "pause", gate.name, seconds=body["seconds"], reason=reason)
     usage = await gate.usage()
     told = {"gate": gate.name, "paused_for": usage.paused_until, "pause_reason": usage.pause_reason or None}
-    return 200, JSON, encode(told).encode()
+    return json_response(told)
 
 
 async def resume(guard: Guard, request: Request) -> Response:
@@ -65,7 +65,7 @@ async def resume(guard: Guard, request: Request) -> Response:
     gate = guard.desk(request.params["gate"]).gate
     await gate.resume()
     _told(guard, request, "resume", gate.name)
-    return 200, JSON, encode({"gate": gate.name, "paused_for": None, "pause_reason": None}).encode()
+    return json_response({"gate": gate.name, "paused_for": None, "pause_reason": None})
 
 
 async def reset(guard: Guard, request: Request) -> Response:
@@ -75,4 +75,4 @@ async def reset(guard: Guard, request: Request) -> Response:
     gate = guard.desk(request.params["gate"]).gate
     await gate.reset(body.get("limit"))
     _told(guard, request, "reset", gate.name, limit=body.get("limit"))
-    return 200, JSON, encode({"gate": gate.name, "limit": body.get("limit")}).encode()
+    return json_response({"gate": gate.name, "limit": body.get("limit")})

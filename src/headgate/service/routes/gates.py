@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ...http.headers import policy_header, usage_field
 from ...http.problems import Problem
 from ..schema.shapes import AMOUNT
-from ..web import JSON, encode
+from ..web import json_response
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def list_gates(guard: Guard, request: Request) -> Response:
     for name in guard.gates:
         desk = guard.desk(name)
         found.append(usage_of(desk, guard.looked(await desk.gate.usage())))
-    return 200, JSON, encode({"gates": found}).encode()
+    return json_response({"gates": found})
 
 
 async def show_gate(guard: Guard, request: Request) -> Response:
@@ -89,14 +89,14 @@ async def show_gate(guard: Guard, request: Request) -> Response:
     usage = guard.looked(await desk.gate.usage(key_of(query.get("key"))))
     overrides = [asdict(override) for override in await desk.gate.overrides()]
     headers = [*policy_header(desk.policy), (b"ratelimit", usage_field(usage.limits))]
-    return 200, headers, encode(usage_of(desk, usage) | {"overrides": overrides}).encode()
+    return json_response(usage_of(desk, usage) | {"overrides": overrides}, headers=headers)
 
 
 async def holders(guard: Guard, request: Request) -> Response:
     known(request)
     desk = guard.desk(request.params["gate"])
     found = [holder_of(desk, holder) for holder in await desk.gate.holders()]
-    return 200, JSON, encode({"gate": desk.name, "holders": found}).encode()
+    return json_response({"gate": desk.name, "holders": found})
 
 
 async def explain(guard: Guard, request: Request) -> Response:
@@ -113,4 +113,4 @@ async def explain(guard: Guard, request: Request) -> Response:
         "limits": [asdict(limit) for limit in found.limits],
         "holders": [holder_of(desk, holder) for holder in found.holders],
     }
-    return 200, JSON, encode(told).encode()
+    return json_response(told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...http.problems import Problem
 from ..schema import shapes
-from ..web import JSON, encode
+from ..web import json_response
 from .gates import known
 
 TYPE_CHECKING = False
@@ -31,4 +31,4 @@ async def end_lease(guard: Guard, request: Request) -> Response:
     guard.audit.tell(
         "release", desk.name, request.bearer, client[0] if client else "", id=id, outcome=outcome, released=released
     )
-    return 200, JSON, encode({"id": id, "released": released}).encode()
+    return json_response({"id": id, "released": released})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import HeadgateError
+from ...http.headers import JSON
 from ...http.problems import Problem
-from ..web import JSON, encode
+from ..web import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

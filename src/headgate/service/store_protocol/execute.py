@@ -9,13 +9,13 @@ from __future__ import annotations
 from time import monotonic
 
 from ...errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
+from ...http.headers import JSON
 from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
 from ...kernel.model import NEVER, SECOND, Ended, Refusal, Wait
 from ...kernel.plan import Policy
 from ...stores import open_store
 from ...stores.http.wire import VERSION, TooMany, answer
 from ..schema.shapes import Field, Shape, wrong
-from ..web import JSON
 from .read import Reading, is_whole
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""`redis://…`: the state of gates in a Redis or Valkey server, or a cluster of them. Read `store` first, then `lua/main.lua`."""
+"""`redis://…`: the state of gates in a Redis or Valkey server or cluster. Read `store` first, then `lua/main.lua`."""
 
 from __future__ import annotations
 

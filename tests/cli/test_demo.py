@@ -1,0 +1,93 @@
+"""`headgate demo`, with real processes, judged by the upstream's own books: as shipped, and shortened."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+UPSTREAM = ROOT / "src" / "headgate" / "simulate" / "upstreams" / "window.py"
+SHORT = ["--limit", "40", "--window", "2s", "--calls", "120", "--seconds", "6s", "--workers", "2", "--threads", "6"]
+
+
+def demo(*options: str, timeout: float = 55) -> str:
+    command = [sys.executable, "-m", "headgate", "demo", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_as_shipped_it_ends_within_two_minutes_with_97_percent_and_no_429() -> None:
+    begun = time.monotonic()
+    found = json.loads(demo("--json", timeout=120))
+    assert time.monotonic() - begun < 120
+    limit, per = found["limit"], found["per"]
+    rows = {row["run"]: row for row in found["rows"]}
+    assert list(rows) == ["uncoordinated", "headgate"]
+    assert (limit, rows["uncoordinated"]["refused"] > 0) == (200, True)
+    ours = rows["headgate"]
+    assert (ours["accepted"], ours["refused"], ours["refused_at"]) == (600, 0, [])
+    # The figure of the table, and the same from the upstream's list of every acceptance: 600 calls are two windows from
+    # the first to the last, and never more than 200 came in any of them.
+    times = ours["accepted_at"]
+    assert len(times) == 600
+    assert ours["utilisation"] == pytest.approx(min(1.0, 2 * per / (times[-1] - times[0])), abs=0.001)
+    assert 0.97 <= ours["utilisation"] <= 1.0
+    assert most_in_any(per, times) <= limit
+
+
+def most_in_any(per: float, times: list[float]) -> int:
+    """The largest number of acceptances in any window of that length."""
+    recent: deque[float] = deque()
+    most = 0
+    for at in times:
+        recent.append(at)
+        while recent[0] <= at - per:
+            recent.popleft()
+        most = max(most, len(recent))
+    return most
+
+
+@pytest.mark.slow
+def test_it_ends_with_a_table_where_there_is_no_terminal() -> None:
+    text = demo(*SHORT)
+    assert "\x1b" not in text
+    assert re.search(r"^ +done +refused \(429\) +utilisation +seconds$", text, flags=re.MULTILINE)
+    assert re.search(r"^headgate +120 +0 +\d+\.\d% +\d\.\d$", text, flags=re.MULTILINE)
+    assert re.search(r"^uncoordinated +\d+", text, flags=re.MULTILINE)
+
+
+def test_the_upstream_keeps_its_own_books_and_imports_nothing_of_headgate() -> None:
+    assert not re.search(r"^\s*(from|import) +(headgate|\.)", UPSTREAM.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    command = [sys.executable, str(UPSTREAM), "--limit", "3", "--per", "3600"]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        connection = HTTPConnection("127.0.0.1", int(server.stdout.readline()), timeout=10)
+
+        def get(path: str, method: str = "GET") -> tuple[int, Any]:
+            connection.request(method, path, body=b"work" if method == "POST" else None)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+        assert [get("/work", method)[0] for method in ("GET", "POST", "GET", "GET")] == [200, 200, 200, 429]
+        status, books = get("/books")
+        assert status == 200
+        assert (books["accepted"], books["refused"], books["limit"], books["per"]) == (3, 1, 3, 3600)
+        assert len(books["accepted_at"]) == 3
+        connection.close()
+    finally:
+        server.communicate(timeout=10)
+    assert server.returncode == 0

@@ -1,0 +1,193 @@
+"""Adaptive concurrency: one working limit for everybody, moved by how calls end."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import Aimd, Concurrency, Gate
+from headgate.testing import FakeClock
+from tests.support.stores import STORES, examples
+
+
+@pytest.fixture(params=STORES)
+def made(request: pytest.FixtureRequest) -> Any:
+    clock = FakeClock()
+    with STORES[request.param](clock) as store:
+        yield store, clock
+
+
+def adaptive(store: Any, limit: int = 40, **aimd: int) -> Gate:
+    return Gate("g", [Concurrency(limit, lease="1h", name="c", adaptive=Aimd(**aimd))], store=store)
+
+
+def fill(gate: Gate) -> list[Any]:
+    return list(iter(lambda: gate.try_acquire(renew=False), None))
+
+
+def working(gate: Gate) -> float:
+    return gate.usage()["c"].limit
+
+
+def test_it_starts_where_it_was_told_and_grants_no_more(made: Any) -> None:
+    gate = adaptive(made[0], start=8)
+    assert len(fill(gate)) == 8
+
+
+def test_twenty_six_refusals_of_one_congestion_are_one_shrink(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=30, decrease=2)
+    permits = fill(gate)
+    for permit in permits[:26]:
+        clock.advance("10ms")
+        permit.release("overloaded")
+    assert working(gate) == 28
+
+
+def test_a_refusal_of_what_was_granted_after_the_shrink_shrinks_again(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=10, decrease=3)
+    old = fill(gate)
+    clock.advance("1s")
+    old.pop().release("rate_limited")
+    assert working(gate) == 7
+    for permit in old:
+        permit.release("error")
+    clock.advance("1s")
+    fresh = fill(gate)
+    clock.advance("1s")
+    fresh[0].release("rate_limited")
+    assert working(gate) == 4
+
+
+def test_a_shrink_takes_nothing_away_and_lets_nobody_in_until_there_is_room(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=8, decrease=4)
+    permits = fill(gate)
+    clock.advance("1s")
+    permits.pop().release("rate_limited")
+    assert len(gate.holders()) == 7
+    for _ in range(3):
+        assert gate.try_acquire() is None
+        permits.pop().release("error")
+    assert gate.try_acquire() is None
+    permits.pop().release("error")
+    assert len(fill(gate)) == 1
+
+
+def test_it_never_falls_below_its_minimum(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=5, minimum=3, decrease=4)
+    for _ in range(4):
+        clock.advance("1s")
+        permit = gate.try_acquire(renew=False)
+        assert permit is not None
+        clock.advance("1s")
+        permit.release("rate_limited")
+    assert working(gate) == 3
+
+
+def test_so_many_successes_in_a_row_add_one_and_a_refusal_starts_the_count_again(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=4, increase_every=5, decrease=1)
+    held = fill(gate)
+    held.pop().release("error")
+
+    def one(outcome: str) -> None:
+        held.pop(0).release(outcome)
+        clock.advance("1s")
+        held.append(gate.try_acquire(renew=False))
+
+    for _ in range(4):
+        one("ok")
+    one("rate_limited")
+    assert working(gate) == 3
+    for _ in range(4):
+        one("ok")
+    assert working(gate) == 3
+    one("ok")
+    assert working(gate) == 4
+
+
+def test_an_error_neither_counts_nor_breaks_a_row(made: Any) -> None:
+    store, _ = made
+    gate = adaptive(store, start=4, increase_every=4)
+    for outcome in ("ok", "ok", "error", "ok", "unsent", "ok"):
+        permits = fill(gate)
+        permits.pop().release(outcome)
+        for permit in permits:
+            permit.release("error")
+    assert working(gate) == 5
+
+
+def test_successes_while_less_than_half_is_in_use_add_nothing(made: Any) -> None:
+    store, _ = made
+    gate = adaptive(store, start=10, increase_every=5)
+    for _ in range(50):
+        permit = gate.try_acquire(renew=False)
+        assert permit is not None
+        permit.release("ok")
+    assert working(gate) == 10
+
+
+def test_it_never_grows_above_the_limit_nor_above_an_override_of_it(made: Any) -> None:
+    store, _ = made
+    gate = adaptive(store, limit=6, start=4, increase_every=1)
+    for _ in range(10):
+        permits = fill(gate)
+        assert len(permits) <= 6
+        for permit in permits:
+            permit.release("ok")
+    assert working(gate) == 6
+    gate.set_limit("c", 3)
+    assert len(fill(gate)) == 3
+
+
+def test_two_gates_of_one_name_share_one_working_limit(made: Any) -> None:
+    store, clock = made
+    one, two = adaptive(store, start=8), adaptive(store, start=8)
+    permits = fill(one)
+    clock.advance("1s")
+    permits[0].release("rate_limited")
+    assert working(two) == 6
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_whatever_happens_it_moves_by_the_rules(store: str) -> None:
+    event = st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "ok", "ok", "rate_limited", "overloaded", "error"]), st.integers(0, 9)
+    )
+
+    @examples(store, 150)
+    @given(st.lists(event, max_size=80))
+    def histories(events: list[tuple[str, int]]) -> None:
+        clock = FakeClock()
+        with STORES[store](clock) as opened:
+            gate = adaptive(opened, limit=7, start=4, minimum=2, decrease=2, increase_every=3)
+            limit, row, shrunk = 4, 0, -1
+            held: list[tuple[int, Any]] = []
+            for what, number in events:
+                clock.advance(microseconds=1)
+                if what == "ask":
+                    permit = gate.try_acquire(renew=False)
+                    assert (permit is not None) == (len(held) < limit)
+                    if permit is not None:
+                        held.append((clock(), permit))
+                elif held:
+                    in_use = len(held)
+                    granted, permit = held.pop(number % len(held))
+                    permit.release(what)
+                    if what in ("rate_limited", "overloaded"):
+                        row = 0
+                        if granted > shrunk:
+                            limit, shrunk = max(2, limit - 2), clock()
+                    elif what == "ok":
+                        row += 1
+                        if row == 3:
+                            row = 0
+                            if 2 * in_use >= limit:
+                                limit = min(7, limit + 1)
+                assert working(gate) == limit
+
+    histories()
