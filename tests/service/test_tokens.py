@@ -157,7 +157,7 @@ def test_each_command_of_the_stores_protocol_needs_its_own_scope(
 
 
 def test_every_route_under_v1_needs_a_token(guard: GuardProcess) -> None:
-    from headgate.service.routes import ROUTES
+    from headgate.service.routes.table import ROUTES
 
     client = Client(guard.port)
     for route in ROUTES:

@@ -14,7 +14,7 @@ from ..http.problems import Problem, problem_of
 from .caps import Caps
 from .log import log
 from .observe.stream import sampler_of
-from .routes import ROUTES
+from .routes.table import ROUTES
 from .web import Gone, Request, encode
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..gate.gates import Gates
     from ..kernel.model import Usage
     from .audit import Audit
-    from .routes import Route
+    from .routes.table import Route
     from .tokens import Bearer, Tokens
     from .web import Receive, Response, Scope, Send
 

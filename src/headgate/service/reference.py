@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from ..http.problems import KINDS, TYPE_PREFIX
-from .routes import ROUTES
 from .routes.batch import DOES
+from .routes.table import ROUTES
 from .schema.document import ANSWERS, WORDS
 from .tokens import SCOPES
 

@@ -7,8 +7,8 @@ from html import escape
 
 from ... import __version__
 from ...http.problems import KINDS, TYPE_PREFIX
-from ..routes import ROUTES
 from ..routes.batch import DOES
+from ..routes.table import ROUTES
 from ..tokens import SCOPES
 from . import shapes
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...config.serve import Serve
-    from ..routes import Route
+    from ..routes.table import Route
 
     Schema = dict[str, Any]
 
