@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from headgate.service.dashboard import FILES, POLICY
-from tests.support.browser import HOW_TO_GET_ONE, ROOT, Guard, chromium, new_token, running
+from tests.support import ROOT
+from tests.support.browser import HOW_TO_GET_ONE, Guard, chromium, new_token, running
 from tests.support.servers import NoServer, Server
 
 try:

@@ -127,12 +127,12 @@ def test_the_user_of_the_page_can_do_all_that_gates_do_on_a_cluster(cluster: Clu
 
 
 def test_the_user_of_the_page_has_what_the_script_calls_and_no_more() -> None:
-    stores = ROOT / "src" / "headgate" / "stores"
-    script = "".join(file.read_text(encoding="utf-8") for file in (stores / "lua").glob("*.lua"))
+    store = ROOT / "src" / "headgate" / "stores" / "redis"
+    script = "".join(file.read_text(encoding="utf-8") for file in (store / "lua").glob("*.lua"))
     called = {
         name.lower() for name in re.findall(r"call\('([A-Z]+)'|send\('([A-Z]+)'", script) for name in name if name
     }
-    client = "".join(file.read_text(encoding="utf-8") for file in stores.glob("redis_*.py"))
+    client = "".join(file.read_text(encoding="utf-8") for file in store.glob("*.py"))
     by_the_driver = {"client", "select"}
     sent = {name.lower() for name in re.findall(r'"([A-Z]+)"', client)} | by_the_driver
     allowed = {right.removeprefix("+").partition("|")[0] for right in rights() if right.startswith("+")}

@@ -388,9 +388,9 @@ def test_a_missing_directory_is_told_when_somebody_asks_and_may_come_later(tmp_p
 AS_NOBODY = """
     import os, sys
     from headgate import StoreUnavailable
-    from headgate.commands import Admit
+    from headgate.kernel.commands import Admit
     from headgate.limits import Bucket
-    from headgate.plan import Policy
+    from headgate.kernel.plan import Policy
     from headgate.stores.sqlite import SqliteStore
     if os.getuid() == 0:
         os.setgid(65534)
@@ -436,9 +436,9 @@ def test_a_file_that_may_not_be_written_is_told_with_what_would_be_right(
 FULL_DISK = """
     import resource, sys
     from headgate import StoreUnavailable
-    from headgate.commands import Admit, Peek
+    from headgate.kernel.commands import Admit, Peek
     from headgate.limits import Bucket
-    from headgate.plan import Policy
+    from headgate.kernel.plan import Policy
     from headgate.stores.sqlite import SqliteStore
     store = SqliteStore(sys.argv[1])
     policy = Policy("g", [Bucket(10**9, per="1h", slack=0, by="org")])
@@ -622,9 +622,9 @@ WRONG_CLOCK = """
     import sys, time
     wall = time.time_ns
     time.time_ns = lambda: wall() + int(sys.argv[2]) * 10**9
-    from headgate.commands import Admit
+    from headgate.kernel.commands import Admit
     from headgate.limits import Bucket
-    from headgate.plan import Policy
+    from headgate.kernel.plan import Policy
     from headgate.stores.sqlite import SqliteStore
     print(SqliteStore(sys.argv[1]).decide(Admit(Policy("g", [Bucket(5, per="1s")]).plan()))[0])
     """
@@ -934,9 +934,9 @@ def test_asyncio_is_told_as_soon_when_nobody_gets_on(path: str, store: SqliteSto
 
 WORK = """
     import sys
-    from headgate.commands import Admit, Settle
+    from headgate.kernel.commands import Admit, Settle
     from headgate.limits import Bucket, Concurrency, Window
-    from headgate.plan import Policy
+    from headgate.kernel.plan import Policy
     from headgate.stores.sqlite import SqliteStore
     store = SqliteStore(sys.argv[1])
     plan = Policy("g", [Window(10**9, per="1m"), Concurrency(10**6, lease="1h")]).plan()
@@ -975,9 +975,9 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_told(path: str) -> None:
 def test_processes_together_get_no_more_than_the_limit(path: str) -> None:
     script = """
         import sys
-        from headgate.commands import Admit
+        from headgate.kernel.commands import Admit
         from headgate.limits import Window
-        from headgate.plan import Policy
+        from headgate.kernel.plan import Policy
         from headgate.stores.sqlite import SqliteStore
         store = SqliteStore(sys.argv[1])
         command = Admit(Policy("g", [Window(300, per="1h", slack=0)]).plan())
@@ -989,9 +989,9 @@ def test_processes_together_get_no_more_than_the_limit(path: str) -> None:
 def test_many_who_open_a_new_file_at_once_all_get_it(path: str) -> None:
     script = """
         import sys
-        from headgate.commands import Admit
+        from headgate.kernel.commands import Admit
         from headgate.limits import Bucket
-        from headgate.plan import Policy
+        from headgate.kernel.plan import Policy
         from headgate.stores.sqlite import SqliteStore
         sys.stdin.readline()
         store = SqliteStore(sys.argv[1])
@@ -1141,9 +1141,9 @@ def test_the_listening_thread_ends_when_nobody_waits(path: str, monkeypatch: pyt
 
 FORK = """
     import os, sys
-    from headgate.commands import Admit, Peek
+    from headgate.kernel.commands import Admit, Peek
     from headgate.limits import Bucket
-    from headgate.plan import Policy
+    from headgate.kernel.plan import Policy
     from headgate.stores.sqlite import SqliteStore
     store = SqliteStore(sys.argv[1])
     policy = Policy("g", [Bucket(10**9, per="1s")])
@@ -1187,9 +1187,9 @@ def test_after_a_fork_parent_and_child_each_have_a_file_a_socket_and_a_session(p
 def test_a_fork_while_other_threads_decide_leaves_both_working(path: str) -> None:
     script = """
         import os, sys, threading
-        from headgate.commands import Admit, Peek
+        from headgate.kernel.commands import Admit, Peek
         from headgate.limits import Bucket
-        from headgate.plan import Policy
+        from headgate.kernel.plan import Policy
         from headgate.stores.sqlite import SqliteStore
         store = SqliteStore(sys.argv[1])
         policy = Policy("g", [Bucket(10**9, per="1s")])
@@ -1222,9 +1222,9 @@ def test_a_fork_while_other_threads_decide_leaves_both_working(path: str) -> Non
 def test_ctrl_c_at_any_moment_leaves_a_store_that_works(path: str) -> None:
     script = """
         import signal, sys, threading
-        from headgate.commands import Admit, Peek, Settle
+        from headgate.kernel.commands import Admit, Peek, Settle
         from headgate.limits import Bucket, Concurrency
-        from headgate.plan import Policy
+        from headgate.kernel.plan import Policy
         from headgate.stores.sqlite import SqliteStore
         store = SqliteStore(sys.argv[1])
         plan = Policy("g", [Bucket(10**9, per="1s"), Concurrency(10**6)]).plan()
