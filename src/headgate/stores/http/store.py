@@ -14,7 +14,7 @@ from ...errors import HeadgateError, IdConflict, StoreFormatError, StoreUnavaila
 from ...kernel.commands import Cancel
 from ...kernel.model import Ended
 from ..base import at_fork, ignore_loss, new_session
-from ..remote import AsyncJob, AsyncLane, Job, Lane, OutcomeUnknown, Watch, fail_all
+from ..remote.coalescing import AsyncJob, AsyncLane, Job, Lane, OutcomeUnknown, Watch, fail_all
 from .client import Broken, Endpoint, Refused, Silent
 from .wake import Subscriber
 from .wire import decode, encode

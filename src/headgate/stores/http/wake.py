@@ -11,7 +11,7 @@ from json import loads
 from time import monotonic
 
 from ...kernel.model import Wake
-from ..remote import EarlyListeners
+from ..remote.coalescing import EarlyListeners
 from .client import Broken, Refused, Silent
 
 TYPE_CHECKING = False

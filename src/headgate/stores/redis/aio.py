@@ -8,9 +8,9 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from ...errors import StoreFormatError, StoreUnavailable
-from ..remote import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
-from .batches import Call
+from ..remote.coalescing import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
 from .errors import Broken, Refused, Silent
+from .requests import Call
 from .script import library, tag
 
 TYPE_CHECKING = False
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
-    from .batches import Calls
     from .client import Address, AsyncLink
+    from .requests import Calls
 
 
 #: An event loop does not keep its tasks alive by itself.

@@ -8,8 +8,8 @@ from collections import deque
 from contextlib import suppress
 
 from ...errors import StoreUnavailable
-from ..remote import COMPANY, LARGEST_BATCH, LOOK_EVERY, Job, OutcomeUnknown
-from .batches import Call
+from ..remote.coalescing import COMPANY, LARGEST_BATCH, LOOK_EVERY, Job, OutcomeUnknown
+from .requests import Call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from ...errors import HeadgateError, IdConflict
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
 from ..base import at_fork, ignore_loss, new_session
-from ..remote import AsyncJob, Job
+from ..remote.coalescing import AsyncJob, Job
 from .aio import Loop
-from .batches import Call, Calls
 from .client import Endpoint
 from .coalescer import NOT_YET, Lane
+from .requests import Call, Calls
 from .threads import Threads
 from .wake import Errands, Subscriber
 

@@ -6,11 +6,11 @@ from contextlib import suppress
 from time import monotonic, monotonic_ns, sleep
 
 from ...errors import StoreFormatError, StoreUnavailable
-from ..remote import Job
-from .batches import Call
+from ..remote.coalescing import Job
 from .coalescer import NOT_YET as NOT_YET
 from .coalescer import Lane
 from .errors import Broken, Refused, Silent
+from .requests import Call
 from .script import library, tag
 from .wire import decode
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
-    from .batches import Calls
     from .client import Address, Link
+    from .requests import Calls
 
 #: Idle connections that are kept for each server.
 KEPT = 8

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic
 
 from ...kernel.model import Wake
-from ..remote import EarlyListeners
+from ..remote.coalescing import EarlyListeners
 from .coalescer import NOT_YET
 from .errors import Broken, Refused, Silent
 from .script import channel
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Stand
-    from .batches import Calls, Prepared
     from .client import Address, Endpoint, Link
+    from .requests import Calls, Prepared
     from .threads import Threads
 
 #: Seconds without anybody waiting after which the thread ends and the connection is closed.

@@ -13,18 +13,18 @@ from contextlib import suppress
 from random import randrange
 from time import sleep
 
-from ..errors import HeadgateError, StoreUnavailable
-from ..kernel.commands import Admit, Settle
-from .base import Listeners
+from ...errors import HeadgateError, StoreUnavailable
+from ...kernel.commands import Admit, Settle
+from ..base import Listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from typing import Any
 
-    from ..kernel.commands import Command
-    from ..kernel.model import Wake
-    from .base import Listener
+    from ...kernel.commands import Command
+    from ...kernel.model import Wake
+    from ..base import Listener
 
 #: How many commands go into one call at most: the server does nothing else meanwhile.
 LARGEST_BATCH = 256

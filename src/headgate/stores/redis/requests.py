@@ -10,7 +10,7 @@ from time import monotonic_ns
 
 from ...errors import StoreFormatError, StoreUnavailable
 from ...kernel.model import Ended
-from ..remote import OutcomeUnknown
+from ..remote.coalescing import OutcomeUnknown
 from .client import slot_of
 from .errors import Broken, Refused, Silent
 from .script import digest, function, tag, text

@@ -1,0 +1,1 @@
+"""What the stores behind a connection (Redis, a guard) have in common: jobs, coalescers, and hearing of wakes."""
