@@ -215,21 +215,22 @@ MUTANTS = [
 
 #: Bugs in the script that decides on a Redis server: name, file, what is replaced, and by what. Each breaks the same claim.
 SCRIPT = [
-    ("lets-the-last-in-first", "line", "queue:put(ticket.id, false, ticket.arrival)",
+    ("lets-the-last-in-first", "line/serving", "queue:put(ticket.id, false, ticket.arrival)",
      "queue:put(ticket.id, false, -ticket.arrival)"),
-    ("overtakes-who-is-parked", "line", "_ahead(steps, _order(lane, space('lanes'):get(lane)[1]))", "nil"),
-    ("forgets-who-is-parked-behind", "line", "due:put(row[2], 1, 0)", "due:put(row[2], 1, NEVER)"),
-    ("wakes-no-sleeping-ticket", "line", "if ticket.hidden == ASLEEP then", "if ticket.hidden == 9 then"),
-    ("skips-nobody-after-a-missed-call", "line", "_put_to_sleep(ticket.session)\n", "\n"),
-    ("leaves-the-timer-to-the-called", "line", "if busy_sessions[holder.session] then", "if false then"),
-    ("ends-patience-without-promotion", "line", "_leave(ticket)\n    ticket.tier = 0\n", "_leave(ticket)\n"),
-    ("moves-a-turn-twice", "line", "_make_ready(lane, tag + ticket.weight)", "_make_ready(lane, tag + 2 * ticket.weight)"),
-    ("lets-who-comes-back-begin-afresh", "line", "max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)", "0"),
-    ("keeps-no-meta", "line", "if meta_changed then\n", "if false then\n"),
+    ("overtakes-who-is-parked", "line/serving", "_ahead(steps, _order(lane, space('lanes'):get(lane)[1]))", "nil"),
+    ("forgets-who-is-parked-behind", "line/serving", "due:put(row[2], 1, 0)", "due:put(row[2], 1, NEVER)"),
+    ("wakes-no-sleeping-ticket", "line/serving", "if ticket.hidden == ASLEEP then", "if ticket.hidden == 9 then"),
+    ("skips-nobody-after-a-missed-call", "line/serving", "_put_to_sleep(ticket.session)\n", "\n"),
+    ("leaves-the-timer-to-the-called", "line/serving", "if busy_sessions[holder.session] then", "if false then"),
+    ("ends-patience-without-promotion", "line/serving", "_leave(ticket)\n    ticket.tier = 0\n", "_leave(ticket)\n"),
+    ("moves-a-turn-twice", "line/serving", "_make_ready(lane, tag + ticket.weight)",
+     "_make_ready(lane, tag + 2 * ticket.weight)"),
+    ("lets-who-comes-back-begin-afresh", "line/serving", "max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)", "0"),
+    ("keeps-no-meta", "line/serving", "if meta_changed then\n", "if false then\n"),
     ("takes-back-no-call-at-a-reset", "changes", "if head.tickets > 0 then line_module().take_back(now) end", ""),
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
-    ("remembers-no-id", "commands", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
-    ("charges-no-asker", "line", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
+    ("remembers-no-id", "commands/admit", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
+    ("charges-no-asker", "line/serving", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(f"script-{name}", f"stores/redis/lua/{file}.lua", was, becomes, "the script decides as the core does")

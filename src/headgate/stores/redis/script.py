@@ -6,24 +6,24 @@ from functools import cache
 from hashlib import sha1
 from pathlib import Path
 
-#: In this order: each uses what stands in those before it.
-FILES = (
-    "names",
-    "records",
-    "limits",
-    "bucket",
-    "window",
-    "quota",
-    "concurrency",
-    "plan",
-    "line",
-    "commands",
-    "crowd",
-    "changes",
-    "main",
-)
+#: The parts of the script, each of one file or of several, in this order: each uses what stands in those before it.
+PARTS = {
+    "names": ("names",),
+    "records": ("records/spaces",),
+    "limits": ("limits",),
+    "bucket": ("bucket",),
+    "window": ("window",),
+    "quota": ("quota",),
+    "concurrency": ("concurrency",),
+    "plan": ("plan",),
+    "line": ("line/serving",),
+    "commands": ("commands/admit",),
+    "batch": ("batch",),
+    "changes": ("changes",),
+    "main": ("main",),
+}
 
-#: Those that stand in the main chunk itself; the others are each the body of a function: `names.lua` says why.
+#: Parts that stand in the main chunk itself; the others are each the body of a function: `names.lua` says why.
 PLAIN = ("names", "line", "changes", "main")
 
 
@@ -31,8 +31,8 @@ PLAIN = ("names", "line", "changes", "main")
 def _body() -> str:
     folder = Path(__file__).parent / "lua"
     parts = []
-    for name in FILES:
-        part = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    for name, files in PARTS.items():
+        part = "\n".join((folder / f"{file}.lua").read_text(encoding="utf-8") for file in files)
         parts.append(part if name in PLAIN else f"do local function {name}_file()\n{part}\nend {name}_file() end\n")
     return "\n".join(parts)
 
