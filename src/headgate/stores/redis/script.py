@@ -9,22 +9,41 @@ from pathlib import Path
 #: The parts of the script, each of one file or of several, in this order: each uses what stands in those before it.
 PARTS = {
     "names": ("names",),
-    "records": ("records/spaces",),
+    "records": ("records/spaces", "records/order", "records/write"),
     "limits": ("limits",),
     "bucket": ("bucket",),
     "window": ("window",),
     "quota": ("quota",),
     "concurrency": ("concurrency",),
     "plan": ("plan",),
-    "line": ("line/serving",),
-    "commands": ("commands/admit",),
+    "line": ("line/state", "line/sessions", "line/standing", "line/serving"),
+    "commands": ("commands/base", "commands/admit", "commands/settle"),
     "batch": ("batch",),
     "changes": ("changes",),
     "main": ("main",),
 }
 
-#: Parts that stand in the main chunk itself; the others are each the body of a function: `names.lua` says why.
-PLAIN = ("names", "line", "changes", "main")
+#: How a part becomes text. One that stands for itself is in the main chunk. One that few calls need makes its functions
+#: when `<name>_module()` is first called, which returns the table of that name. All others are each the body of a function
+#: that is called at once: `names.lua` says why.
+PLAIN = ("names", "main")
+ON_DEMAND = ("line", "changes")
+
+_MODULE = """
+local made_{name} = false
+local function {name}_module()
+if made_{name} then return made_{name} end
+local {name} = {{}}
+made_{name} = {name}
+{part}
+return {name}
+end
+"""
+_BODY = """
+do local function {name}_file()
+{part}
+end {name}_file() end
+"""
 
 
 @cache
@@ -33,7 +52,8 @@ def _body() -> str:
     parts = []
     for name, files in PARTS.items():
         part = "\n".join((folder / f"{file}.lua").read_text(encoding="utf-8") for file in files)
-        parts.append(part if name in PLAIN else f"do local function {name}_file()\n{part}\nend {name}_file() end\n")
+        form = "{part}" if name in PLAIN else _MODULE if name in ON_DEMAND else _BODY
+        parts.append(form.format(name=name, part=part))
     return "\n".join(parts)
 
 

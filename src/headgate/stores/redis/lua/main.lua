@@ -18,8 +18,6 @@ local frames_made, frames_known = 0, {}
 local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', '', 0}
 local rest_packed, rest_known = '', NEW
 
-local changes = nil
-
 local function frame_of(raw)
   local parts = unpacked(raw)
   local frame = {format = parts[1], policies = {}, zones = parts[3], heads = {}}
@@ -71,7 +69,7 @@ local function decide(now, common, id, argument, key)
     return release(now, policy_of(common[2]), common[3], common[4], common[5], pairs_of(common[6]))
   end
   if op == 'c' then return cancel(now, policy_of(common[2]), common[3]) end
-  changes = changes or changes_module()
+  local changes = changes_module()
   if op == 'l' then
     local lease = lease_of(policy_of(common[2]), common[3], common[4])
     if not lease then return {'P', begin(now), {common[3], 0}, {}, {}, '', 0, 0} end

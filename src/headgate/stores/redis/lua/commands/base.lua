@@ -1,0 +1,174 @@
+-- The commands: the port of commands/. Each decides about one gate; a reply is what redis_wire.py makes a value of.
+
+local REAP, SLOWER, TAKEN_BACK = 512, 1000, 2
+
+-- A number that a reply can carry exactly: as text above 2^53.
+local function whole(number)
+  return number > NEVER and format('%.0f', number) or number
+end
+
+function wait_of(at, limit, position, check_at, now, reason)
+  return {'W', whole(at), limit or false, position, check_at or false, now, reason or ''}
+end
+
+function refusal_of(limit, reason, at, now)
+  return {'R', limit or false, reason, whole(at), now}
+end
+
+-- Ended: a number, lost 1 and adapted 2; with its moment where the permit goes on.
+local function ended_of(lost, adapted)
+  return (lost and 1 or 0) + (adapted and 2 or 0)
+end
+
+-- Where the state of a kind says what called tickets hold.
+local HELD = {window = 4, bucket = 4, quota = 3}
+
+-- Among what is assumed after a loss: that the line is gone, and nobody holds anything any more.
+local NO_LINE = ''
+
+local function is_overridden(member)
+  local overrides = space('overrides')
+  local name, key = partition(member, '|')
+  local base = partition(name, '@')
+  return overrides:get(base) ~= nil or overrides:get(base .. '|' .. key) ~= nil
+end
+
+-- Forget what no longer says anything: idle keys, ended permits. Their scores are lower bounds, checked here.
+local function reap(now)
+  records.head.policy = '' -- it may be gone; whoever leaves one next looks
+  for _ = 1, REAP do
+    local score, member = states:first()
+    if not score or score > now then break end
+    local state = states:get(member)
+    local until_ = state and kind_of(state[1]).until_(member, state) or 0
+    if until_ <= now and state and state[1] == 'bucket' and records.head.overrides > 0 and is_overridden(member) then
+      until_ = until_ + (until_ - state[3]) * SLOWER -- at the rate in force it may run off far more slowly
+    end
+    if until_ <= now and state and HELD[state[1]] and state[HELD[state[1]]] ~= 0 then
+      until_ = now + SECOND -- a call holds some of it, which has no end of its own
+    end
+    if until_ > now then
+      states:put(member, state, min(until_, now + 3600 * SECOND))
+    else
+      states:delete(member)
+      drop('windows', member)
+      drop('promised', member)
+      drop('leases', member)
+    end
+  end
+  for _ = 1, REAP do
+    local score, id = permits:first()
+    if not score or score > now then return end
+    local permit = permits:get(id)
+    local until_ = permit and permit[3] + REMEMBER or 0
+    if until_ > now then
+      permits:put(id, permit, until_)
+    else
+      permits:delete(id)
+    end
+  end
+end
+
+-- State was lost, all of it or a key. From now on rates come back with time, and live holders register again.
+function lose(now)
+  if records.noticed then return end
+  records.noticed = true
+  states_there() -- as long as the head tells
+  drop('assumed')
+  local head = records.head
+  head.lost = now
+  -- What the head knows of the other keys may not be so any more.
+  head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
+end
+
+-- The store's time, never backwards; and state that was lost is noticed here.
+function begin(now)
+  local head = records.head
+  local seq = head.seq
+  if now < head.now then now = head.now end
+  head.now = now
+  if seq < records.seen or records.torn then
+    records.torn = false
+    head.seq = max(seq, records.seen) + 1
+    lose(now)
+    if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
+  else
+    head.seq = seq + 1
+  end
+  if seq % REAP_EVERY == 0 then reap(now) end
+  return now
+end
+
+-- The plan's steps with the values in force, and lost state made up for.
+local function steps_in_force(now, plan)
+  local head = records.head
+  local steps = head.overrides > 0 and current(plan) or plan.steps
+  local lost = head.lost
+  if lost ~= 0 then
+    local assumed, over = space('assumed'), now > lost + REMEMBER
+    for _, step in ipairs(steps) do
+      local limit = step.limit
+      if (limit.kind == 'window' or limit.kind == 'bucket') and now < lost + limit.per + limit.slack then over = false end
+      if not assumed:get(step.member) then
+        local state = states:get(step.member)
+        if state and HELD[state[1]] and assumed:get(NO_LINE) then
+          state[HELD[state[1]]] = 0
+          states:touch(step.member)
+        end
+        limit:assume_used(now, step.member, step.value, lost)
+        assumed:set(step.member, 1)
+      end
+    end
+    if over then
+      drop('assumed')
+      head.lost = 0
+    end
+  end
+  return steps
+end
+
+function too_large_text(step, plan)
+  local limit = step.limit
+  local whose = step.rank >= 0 and "the share of priority '" .. plan.policy.priorities[step.rank + 1] .. "'" or 'it'
+  local most = limit.leased and 'no slot at all' or format('at most %g at once', limit:largest(step.value))
+  return format('a cost of %g %s can never fit: %s allows %s', step.cost, limit.unit, whose, most)
+end
+
+-- Pause at least until then; a pause that is already longer stays.
+function pause(until_, reason)
+  local head = records.head
+  if until_ > head.paused then head.paused, head.reason = until_, reason end
+end
+
+-- Whether two refs ask for the same, whatever version of the configuration asked.
+local function same(ref, other)
+  if ref == other then return true end
+  local function equal(these, those)
+    local left = {}
+    for _, pair in ipairs(these) do left[pair[1]] = pair[2] end
+    for _, pair in ipairs(those) do
+      if left[pair[1]] ~= pair[2] then return false end
+      left[pair[1]] = nil
+    end
+    return next(left) == nil
+  end
+  local a, b = unpacked(ref), unpacked(other)
+  return a[2] == b[2] and equal(a[3], b[3]) and equal(a[4], b[4])
+end
+
+-- Whether they go by the same version of it too.
+local function same_plan(ref, other)
+  return ref == other or unpacked(ref)[1] == unpacked(other)[1] and same(ref, other)
+end
+
+-- The reply of so many grants in a row, with numbers from `seq` on; nil where the reply before it can say so as well.
+function granted(at, expires, seq, worth, count)
+  local last, tells = records.last, worth and 1 or 0
+  if last and last[1] == at and last[2] == expires and last[3] + last[5] == seq and last[4] == tells then
+    last[5] = last[5] + count
+    return nil
+  end
+  last = {at, expires, seq, tells, count}
+  records.last = last
+  return last
+end

@@ -1,0 +1,187 @@
+-- Ends: the port of commands/settle.py.
+
+--
+-- Made when the first of a call is to be ended.
+
+local function endings()
+  -- Whether the lease is still ours: it is in the set, and has not expired unseen.
+  local function lives(now, steps, id)
+    local alive = true
+    for _, step in ipairs(steps) do
+      if step.limit.leased then
+        local leases = space('leases', step.member)
+        if records.head.tickets > 0 then leases:len() end -- whoever is called next needs it: sooner is cheaper
+        prune(leases, now)
+        if not leases:get(id) and not (step.limit:recover(now, step.member) and leases:get(id)) then alive = false end
+      end
+    end
+    return alive
+  end
+
+  local function end_lease(now, steps, lost, end_, id, at)
+    -- One that was lost on one limit (it was reset) may still hold a slot of another.
+    local adapted = false
+    for _, step in ipairs(steps) do
+      local limit = step.limit
+      if limit.leased then
+        if limit.adaptive and not lost and limit:feedback(now, step.member, step.value, end_.outcome, at) then
+          adapted = true
+        end
+        space('leases', step.member):delete(id)
+      end
+    end
+    return adapted
+  end
+
+  local function amounts(now, steps, lost, end_, at, confirmed)
+    -- A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back, or
+    -- shorten, what others were charged; so only what it cost in addition is charged.
+    local outcome, actual = end_.outcome, end_.actual
+    local told = end_.worth and not lost and confirmed == 0
+      and (outcome == 'ok' or outcome == 'rate_limited' or outcome == 'overloaded' or (not outcome and not actual))
+    for _, step in ipairs(steps) do
+      local limit, cost = step.limit, step.cost
+      if limit.leased then
+        -- It has no amount.
+      elseif outcome == 'unsent' then
+        if not lost then limit:refund(now, step.member, cost, step.value, at, confirmed) end
+      else
+        local really = actual and actual[limit.unit]
+        if really then
+          local back = cost - really
+          if back < 0 or not lost then limit:refund(now, step.member, back, step.value, at, confirmed) end
+          cost = min(cost, really)
+        end
+        if told then limit:confirm(now, step.member, cost, step.value, at) end
+      end
+    end
+  end
+
+  -- Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time.
+  local function mark_confirmed(now, steps, id, permit)
+    for _, step in ipairs(steps) do
+      if step.limit.leased then
+        local leases = space('leases', step.member)
+        local row = leases:get(id)
+        leases:set(id, {row[1], row[2], row[3], row[4], now})
+      end
+    end
+    if permit then
+      permits:set(id, {permit[1], permit[2], permit[3], permit[4], permit[5], permit[6], permit[7], now})
+    end
+  end
+
+  function settle(now, end_, plan, id, at)
+    now = begin(now)
+    local head, outcome = records.head, end_.outcome
+    local steps = head.overrides > 0 and current(plan) or plan.steps
+    local permit = end_.remembered and permits:get(id) or nil
+    if permit and permit[6] then return 1 end -- releasing twice is harmless, and whoever comes second is told
+    -- A confirmation that is said again, since its reply was lost, must not shorten what somebody else was charged.
+    local confirmed = end_.confirmed
+    if confirmed == 0 and permit then confirmed = permit[8] or 0 end
+    local lost, adapted = false, false
+    if plan.lease ~= 0 then
+      lost = not lives(now, steps, id)
+      if outcome then adapted = end_lease(now, steps, lost, end_, id, at) end
+    end
+    amounts(now, steps, lost, end_, at, confirmed)
+    local only_confirmed = not outcome and not end_.actual
+    if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
+    if outcome and permit then
+      local ended = outcome == 'unsent' and TAKEN_BACK or true
+      permits:put(id, {permit[1], permit[2], now, permit[4], permit[5], ended, permit[7]}, now + REMEMBER)
+    end
+    if end_.retry_after ~= 0 and (outcome == 'rate_limited' or outcome == 'overloaded') then
+      pause(now + end_.retry_after, 'upstream: ' .. outcome)
+    end
+    if head.tickets > 0 then
+      local line = line_module()
+      if not (only_confirmed and line.is_early(now, plan)) then
+        line.freed(now, steps)
+        line.serve(now)
+      end
+    end
+    if not outcome then return {'D', lost and 1 or 0, only_confirmed and confirmed ~= 0 and confirmed or now} end
+    return ended_of(lost, adapted)
+  end
+
+  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was. An id made by a gate tells its
+  -- key after a `~`.
+  local function lease_row(policy, id)
+    local _, told = partition(id, '~')
+    local key = {}
+    for part in told:gmatch('[^,]+') do
+      local by, value = partition(part, '=')
+      if part:find('=', 1, true) then key[by] = value end
+    end
+    for index, row in ipairs(policy.rows) do
+      if row[8] < 0 and limit_of(policy, index).leased then
+        local member = row[3] and row[2] .. '|' .. (key[row[3]] or '') or row[2]
+        if states:get(member) then
+          local found = space('leases', member):get(id)
+          if found then return found end
+        end
+      end
+    end
+    return nil
+  end
+
+  function release(now, policy, id, outcome, retry_after, actual)
+    local permit = permits:get(id) or lease_row(policy, id)
+    if not permit then
+      begin(now)
+      return 1
+    end
+    local plan = recall(permit[1], policy)
+    local confirmed = (#permit == 5 or #permit == 8) and permit[#permit] or 0
+    local end_ = {outcome = outcome, remembered = true, retry_after = retry_after, actual = actual, confirmed = confirmed,
+      worth = true}
+    return settle(now, end_, plan, id, permit[2])
+  end
+
+  -- What a heartbeat needs to know of a lease, by its id alone: see changes.n.
+  function lease_of(policy, id, length)
+    local found = permits:get(id) or lease_row(policy, id)
+    if not found then return nil end
+    local plan = recall(found[1], policy)
+    for _, step in ipairs(plan.steps) do
+      if step.limit.leased then
+        local row = space('leases', step.member):get(id)
+        return row and {plan.ref, id, row[2], length ~= 0 and length or plan.lease, row[3], row[4]} or nil
+      end
+    end
+    return nil
+  end
+
+  function cancel(now, policy, id)
+    local ticket = records.head.tickets > 0 and line_module().find(id)
+    if not ticket then return release(now, policy, id, 'unsent', 0, false) end
+    local line = line_module()
+    now = begin(now)
+    line.hear(now, ticket.session)
+    line.remove(now, line.find(id) or ticket)
+    line.serve(now)
+    return 0
+  end
+end
+
+function settle(...)
+  endings()
+  return settle(...)
+end
+
+function release(...)
+  endings()
+  return release(...)
+end
+
+function cancel(...)
+  endings()
+  return cancel(...)
+end
+
+function lease_of(...)
+  endings()
+  return lease_of(...)
+end
