@@ -20,6 +20,7 @@ SOURCE = ROOT / "src" / "headgate"
 # From low to high: a part imports its own layer and lower ones.
 LAYERS = (
     ("errors", "duration", "clock"),
+    ("sqlite_file",),
     ("kernel",),
     ("sinks",),
     ("events", "config", "http", "limits"),

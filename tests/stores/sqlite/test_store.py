@@ -27,11 +27,11 @@ from headgate.errors import StoreFormatError
 from headgate.kernel.commands import Admit, Command, Peek, Release, Renew, Stand
 from headgate.kernel.model import Wait, Wake
 from headgate.kernel.plan import Policy
+from headgate.sqlite_file import wake as sqlite_wake
+from headgate.sqlite_file.file import APPLICATION_ID
+from headgate.sqlite_file.wake import wake_folder
 from headgate.stores import open_store
 from headgate.stores.sqlite import SqliteStore, open_url
-from headgate.stores.sqlite import wake as sqlite_wake
-from headgate.stores.sqlite.file import APPLICATION_ID
-from headgate.stores.sqlite.wake import wake_folder
 from headgate.testing import FakeClock, StoreSuite
 from tests.support.waiting import until
 

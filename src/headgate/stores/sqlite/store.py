@@ -11,10 +11,10 @@ from contextlib import suppress
 from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
+from ...sqlite_file.file import SYNCHRONOUS, DatabaseFile, Waiting
+from ...sqlite_file.wake import Waker
 from ..base import Listeners, ignore_loss, new_session
-from .file import SYNCHRONOUS, DatabaseFile, Waiting
 from .transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
-from .wake import Waker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

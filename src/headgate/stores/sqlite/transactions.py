@@ -13,7 +13,7 @@ from contextlib import suppress
 from operator import attrgetter
 
 from ...errors import HeadgateError, StoreFormatError
-from .file import DatabaseFile, Waiting, explained, survives
+from ...sqlite_file.file import DatabaseFile, Waiting, explained, survives
 from .records import SqliteRecords
 from .space import Damaged
 

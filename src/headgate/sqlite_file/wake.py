@@ -12,11 +12,11 @@ import threading
 from contextlib import suppress
 from hashlib import blake2b
 
-from ...kernel.model import Wake
+from ..kernel.model import Wake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..base import Listeners
+    from ..stores.base import Listeners
 
 #: Seconds without anybody waiting after which the thread ends and the socket goes.
 IDLE = 30.0

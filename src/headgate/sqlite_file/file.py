@@ -14,19 +14,19 @@ from functools import cache
 from random import random
 from urllib.parse import quote
 
-from ...clock import steady_ns
-from ...errors import InvalidInput, StoreFormatError, StoreUnavailable
+from ..clock import steady_ns
+from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
+from ..stores.sqlite.records import FORMAT, SCHEMA, SWAP_HEAD, from_format_1, newest
+from ..stores.sqlite.space import decode_json, encode_json
 from .checkpoint import Checkpointer
-from .records import FORMAT, SCHEMA, SWAP_HEAD, from_format_1, newest
-from .space import decode_json, encode_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...clock import Clock
-    from ...errors import HeadgateError
+    from ..clock import Clock
+    from ..errors import HeadgateError
 
 #: "hdgt": in the header of every file of ours.
 APPLICATION_ID = 0x68646774
