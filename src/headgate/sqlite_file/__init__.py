@@ -1,0 +1,26 @@
+"""A SQLite file that several processes of one machine share: opened, told from other files, locked, timed and checkpointed.
+
+It knows no schema. Its user (the SQLite store; a queue) hands in a `FileFormat`: an application id, a format number, the
+statements that make the tables. It gets a `DatabaseFile` with a connection in WAL mode, a clock that all processes share,
+and a thread that checkpoints the log. A `WakeSocket` notifies other processes that have the same file open.
+"""
+
+from __future__ import annotations
+
+from .explain import explained, is_busy, survives
+from .file import SYNCHRONOUS, BusyRetry, DatabaseFile, FileFormat
+from .fork import register_for_fork_and_exit
+from .wake import WakeSocket, wake_folder
+
+__all__ = [
+    "SYNCHRONOUS",
+    "BusyRetry",
+    "DatabaseFile",
+    "FileFormat",
+    "WakeSocket",
+    "explained",
+    "is_busy",
+    "register_for_fork_and_exit",
+    "survives",
+    "wake_folder",
+]

@@ -1,7 +1,7 @@
-"""How a process that decides tells another that one of its tickets was called: a datagram to a socket beside the file.
+"""How a process notifies another one that has the same database file open: a datagram to a socket beside the file.
 
-Each process that waits has one socket, `<file>-wake/<session>.sock`, and a daemon thread that sleeps in `recv`. Telling
-somebody who is not there costs nothing and is no error: a ticket that is not taken is given back by itself.
+Each process that waits has one socket, `<file>-wake/<name>.sock`, and a daemon thread that sleeps in `recv`. A datagram to
+a process that is gone costs nothing and is no error: users must not rely on its arrival.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import threading
 from contextlib import suppress
 from hashlib import blake2b
 
-from ..kernel.model import Wake
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..stores.base import Listeners
+    from collections.abc import Callable
 
-#: Seconds without anybody waiting after which the thread ends and the socket goes.
+#: Seconds without a datagram after which the thread ends and the socket is removed, if no waiter is left.
 IDLE = 30.0
 
 #: What fits into a socket's address everywhere (104 bytes on macOS, 108 on Linux).
 _LONGEST = 100
 
-#: How many sockets of others are looked at, to clear away those of processes that were killed.
+#: How many sockets are probed when one is made, to remove those of processes that were killed.
 _SWEPT = 64
 
 
@@ -39,25 +37,30 @@ def wake_folder(path: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"headgate-{name}-wake")
 
 
-class Waker:
-    """Sends and receives wakes for one process."""
+class WakeSocket:
+    """Sends and receives datagrams for one process, whose `name` no other process has.
 
-    def __init__(self, path: str, session: str, listeners: Listeners) -> None:
+    `on_message` is called with each datagram, in the thread that receives them. The socket stays for as long as `waiters`
+    returns more than 0.
+    """
+
+    def __init__(self, path: str, name: str, on_message: Callable[[bytes], object], waiters: Callable[[], int]) -> None:
         self._folder = wake_folder(path)
-        self._session = session
-        self._listeners = listeners
+        self._name = name
+        self._on_message = on_message
+        self._waiters = waiters
         self._lock = threading.Lock()
         self._sender: socket.socket | None = None
         self._receiver: socket.socket | None = None
 
+    def _address(self, name: str) -> str:
+        return os.path.join(self._folder, f"{name}.sock")
+
     # --- sending ------------------------------------------------------------------------------------------------
 
-    def tell(self, wake: Wake) -> None:
-        """Wake a waiter, here or elsewhere. Never waits, never fails."""
-        if self._listeners.tell(wake) or wake.session == self._session:
-            return
-        address = self._address(wake.session)
-        message = f"{wake.ticket} {'' if wake.delay is None else wake.delay} {wake.session}".encode()
+    def send(self, name: str, message: bytes) -> None:
+        """Send a datagram to the process of that name. Never blocks, never fails."""
+        address = self._address(name)
         try:
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -68,13 +71,13 @@ class Waker:
         except OSError:
             pass  # it waits no more, or has so much to read that it will look anyway
 
-    def _address(self, session: str) -> str:
-        return os.path.join(self._folder, f"{session}.sock")
-
     # --- receiving ----------------------------------------------------------------------------------------------
 
-    def attend(self) -> None:
-        """Have the socket there before a ticket can be called. Where there can be none, waiters live by their timers."""
+    def open(self) -> None:
+        """Make the socket, if there is none yet: before another process has a reason to send.
+
+        Where there can be none (a read-only directory), waiters live by their timers.
+        """
         if self._receiver is not None:
             return
         with self._lock:
@@ -90,11 +93,11 @@ class Waker:
             receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 os.makedirs(self._folder, exist_ok=True)
-                receiver.bind(self._address(self._session))
+                receiver.bind(self._address(self._name))
                 receiver.settimeout(IDLE)
                 return receiver
             except FileNotFoundError:
-                receiver.close()  # the last one there has just removed the folder: again
+                receiver.close()  # another process has just removed the folder, as the last one in it: again
             except OSError:
                 receiver.close()
                 break
@@ -113,47 +116,45 @@ class Waker:
                     return
                 if self._receiver is not receiver:
                     return
-                with suppress(ValueError):  # whoever wrote that is none of us
-                    ticket, delay, session = message.decode().split(" ")
-                    self._listeners.tell(Wake(session, ticket, int(delay) if delay else None))
+                self._on_message(message)
 
     def _retire(self, receiver: socket.socket) -> bool:
-        """Nobody has been woken for long: go, unless somebody still waits."""
+        """Remove the socket unless there are waiters. Returns whether the thread is to end."""
         with self._lock:
-            if len(self._listeners) and self._receiver is receiver:
+            if self._waiters() and self._receiver is receiver:
                 return False
             if self._receiver is receiver:
                 self._receiver = None
-                _remove(self._address(self._session))
+                _remove(self._address(self._name))
         return True
 
     def _sweep(self) -> None:
-        """Sockets of processes that were killed answer no more, and are removed."""
+        """Remove sockets of processes that were killed: they refuse a connection."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            mine = f"{self._session}.sock"
+            mine = f"{self._name}.sock"
             for name in [name for name in os.listdir(self._folder) if name != mine][:_SWEPT]:
                 address = os.path.join(self._folder, name)
                 try:
                     probe.connect(address)
-                except (ConnectionRefusedError, FileNotFoundError):  # or it led to one that is gone
+                except (ConnectionRefusedError, FileNotFoundError):  # the second: a link to a socket that is gone
                     _remove(address)
                 except OSError:
                     pass
 
-    def adopt(self, session: str) -> None:
-        """What is sent to another process comes here: its name leads to this socket."""
+    def add_name(self, name: str) -> None:
+        """Receive what is sent to another name as well: it becomes a link to this socket."""
         with self._lock:
             if self._receiver is None:
                 return
-            beside = self._address(f"{self._session}-{session}")
+            beside = self._address(f"{self._name}-{name}")
             with suppress(OSError):
-                os.symlink(os.path.basename(self._address(self._session)), beside)
-                os.replace(beside, self._address(session))
+                os.symlink(os.path.basename(self._address(self._name)), beside)
+                os.replace(beside, self._address(name))
 
-    def disown(self, session: str) -> None:
-        address = self._address(session)
+    def remove_name(self, name: str) -> None:
+        address = self._address(name)
         with suppress(OSError):
-            if os.readlink(address) == os.path.basename(self._address(self._session)):
+            if os.readlink(address) == os.path.basename(self._address(self._name)):
                 _remove(address)
 
     # --- ending -------------------------------------------------------------------------------------------------
@@ -168,13 +169,13 @@ class Waker:
             # The thread sleeps in `recv`, and closing does not wake it: an empty message does.
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knock:
                 knock.setblocking(False)
-                knock.sendto(b"", self._address(self._session))
-            _remove(self._address(self._session))
+                knock.sendto(b"", self._address(self._name))
+            _remove(self._address(self._name))
             with suppress(OSError):
-                os.rmdir(self._folder)  # the last one turns off the light
+                os.rmdir(self._folder)  # fails unless this process was the last one
 
     def abandon(self) -> None:
-        """After a fork: the sockets are the parent's, and so are their names."""
+        """In the child of a fork: the sockets are the parent's, and so are their names."""
         for inherited in (self._sender, self._receiver):
             if inherited is not None:
                 inherited.close()

@@ -27,11 +27,10 @@ from headgate.errors import StoreFormatError
 from headgate.kernel.commands import Admit, Command, Peek, Release, Renew, Stand
 from headgate.kernel.model import Wait, Wake
 from headgate.kernel.plan import Policy
-from headgate.sqlite_file import wake as sqlite_wake
-from headgate.sqlite_file.file import APPLICATION_ID
-from headgate.sqlite_file.wake import wake_folder
+from headgate.sqlite_file import wake, wake_folder
 from headgate.stores import open_store
 from headgate.stores.sqlite import SqliteStore, open_url
+from headgate.stores.sqlite.schema import APPLICATION_ID
 from headgate.testing import FakeClock, StoreSuite
 from tests.support.waiting import until
 
@@ -1120,7 +1119,7 @@ def test_a_path_that_is_too_long_for_a_socket_has_its_sockets_elsewhere(tmp_path
 
 
 def test_the_listening_thread_ends_when_nobody_waits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_wake, "IDLE", 0.05)
+    monkeypatch.setattr(wake, "IDLE", 0.05)
     store = SqliteStore(path)
 
     def listening() -> bool:

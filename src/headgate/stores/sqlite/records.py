@@ -1,22 +1,13 @@
 """The records of a gate in SQLite, with what a transaction has read and changed kept beside them in dicts.
 
-    heads (id, gate, value)                      one row for each gate
-    members (space, member, score, value)        primary key (space, member); ordered by (space, score, member)
-
-A row of `heads` has the head of a gate, the states of all its limits that are not by a key, and the latest permits that a
-guard gave: nearly every command needs them together, and most decisions write that row alone.
-
-    <gate>/<kind>/<name>    member    a space; the kinds whose size matters are written `#leases`, `#tickets` …
-    <gate>/!<kind>/<name>   ""        how many members such a space has: kept by a trigger, in the same transaction
-    <gate>/runs/            id        permits that a guard gave, many in a row: see `sqlite_permits`
-
-What a transaction reads and changes of it is kept in dicts until its end: see `sqlite_space`.
+Nothing is written before the end of a transaction: see `space.py`. The tables are in `schema.py`.
 """
 
 from __future__ import annotations
 
 from ...kernel.records import FRESH, QUIET, ByKind, Kinds
 from .permits import Permits
+from .schema import NEXT_SPACE
 from .space import LOWEST, WIPE, SqliteSpace, decode, encode_json
 
 TYPE_CHECKING = False
@@ -31,32 +22,13 @@ if TYPE_CHECKING:
 #: The kinds of space whose size is asked for in decisions.
 COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
 
-#: What a file is of. Format 1 had the heads among the other records, and each permit in a row of its own.
-FORMAT = 2
-
-_HEADS = "CREATE TABLE heads (id INTEGER PRIMARY KEY, gate TEXT NOT NULL UNIQUE, value)"
-_TRIGGERS = (
-    "CREATE TRIGGER counted_in AFTER INSERT ON members WHEN instr(new.space, '/#') BEGIN "
-    "INSERT INTO members VALUES (replace(new.space, '/#', '/!'), '', NULL, 1) "
-    "ON CONFLICT (space, member) DO UPDATE SET value = value + 1; END",
-    "CREATE TRIGGER counted_out AFTER DELETE ON members WHEN instr(old.space, '/#') BEGIN "
-    "UPDATE members SET value = value - 1 WHERE space = replace(old.space, '/#', '/!') AND member = ''; END",
-)
-SCHEMA = (
-    _HEADS,
-    "CREATE TABLE members (space, member, score, value, PRIMARY KEY (space, member)) WITHOUT ROWID",
-    "CREATE INDEX ordered ON members (space, score, member) WHERE score IS NOT NULL",
-    *_TRIGGERS,
-)
-
 _HEAD = "SELECT id, value FROM heads WHERE gate = ?"
 _NEW_HEAD = "INSERT INTO heads (gate, value) VALUES (?, ?)"
 _SET_HEAD = "UPDATE heads SET value = ? WHERE id = ?"
 SWAP_HEAD = "UPDATE heads SET value = ? WHERE id = ? AND value = ?"
-_NEXT_SPACE = "SELECT min(space) FROM members WHERE space >= ?"
 
 
-class States(SqliteSpace):
+class SqliteStates(SqliteSpace):
     """The states of the limits. Those of limits that are not by a key lie in the row of the head, and are always known."""
 
     __slots__ = ("resident",)
@@ -127,7 +99,7 @@ class States(SqliteSpace):
         raise NotImplementedError("states go one by one, with the spaces that belong to them")
 
 
-class _Spaces(dict):  # type: ignore[type-arg]
+class SqliteSpaces(dict):  # type: ignore[type-arg]
     """The spaces of a kind by name, made when they are first asked for."""
 
     __slots__ = ("_kind", "_owner")
@@ -183,8 +155,8 @@ class SqliteRecords(ByKind):
         if self.head[0] < seen:
             # An older file came back. The short way of a decision heeds nothing but the head, so that has to say so.
             self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
-        self.states = States(self, resident, self.is_new)
-        self.kinds = Kinds(lambda kind: _Spaces(self, kind))
+        self.states = SqliteStates(self, resident, self.is_new)
+        self.kinds = Kinds(lambda kind: SqliteSpaces(self, kind))
         #: The latest permits, packed as they were in the row; and all of them, from when somebody has asked for them.
         self.run: Any = run[0] if run else None
         self.permits: Permits | None = None
@@ -213,7 +185,7 @@ class SqliteRecords(ByKind):
         return list(names)
 
     def _next_space(self, since: str) -> str:
-        [found] = self.execute(_NEXT_SPACE, (since,)).fetchone()
+        [found] = self.execute(NEXT_SPACE, (since,)).fetchone()
         return found or ""
 
     # --- the end of a transaction -----------------------------------------------------------------------------------
@@ -273,27 +245,3 @@ class SqliteRecords(ByKind):
 
 def _prefix(gate: str, kind: str) -> str:
     return f"{gate}/#{kind}/" if kind in COUNTED else f"{gate}/{kind}/"
-
-
-def newest(execute: Callable[..., Any]) -> int:
-    """The latest time that any gate has seen."""
-    return max((decode(value)[0][1] for (value,) in execute("SELECT value FROM heads")), default=0)
-
-
-def from_format_1(execute: Callable[..., Any]) -> None:
-    """Make a file of this format of one of the first. Whoever still has it open as that finds its table gone, not empty."""
-    execute(_HEADS)
-    for trigger in ("counted_in", "counted_out"):
-        execute(f"DROP TRIGGER {trigger}")
-    execute("ALTER TABLE records RENAME TO members")
-    for statement in _TRIGGERS:
-        execute(statement)
-    # From gate to gate, past all else that they have.
-    [space] = execute(_NEXT_SPACE, ("",)).fetchone()
-    while space is not None:
-        gate, separator, _ = space.partition("/")
-        if not separator:
-            execute("INSERT INTO heads (gate, value) SELECT space, value FROM members WHERE space = ?", (gate,))
-            execute(WIPE, (gate,))
-        # "0" comes right after "/".
-        [space] = execute(_NEXT_SPACE, (f"{gate}0" if separator else f"{space}\0",)).fetchone()

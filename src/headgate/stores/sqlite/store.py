@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-import weakref
 from contextlib import suppress
 from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
-from ...sqlite_file.file import SYNCHRONOUS, DatabaseFile, Waiting
-from ...sqlite_file.wake import Waker
+from ...sqlite_file import SYNCHRONOUS, BusyRetry, DatabaseFile, register_for_fork_and_exit
 from ..base import Listeners, ignore_loss, new_session
+from .schema import STORE_FORMAT
 from .transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
+from .wakes import TicketWaker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class SqliteStore:
         self._seen: dict[str, int] = {}
         self._listeners = Listeners()
         self._begin()
-        _stores.add(self)
+        register_for_fork_and_exit(self)
         with suppress(StoreUnavailable):  # whoever asks first is told so; a file that is not ours is refused here
             self._transactions.ready()
 
@@ -69,10 +68,10 @@ class SqliteStore:
         self._calls = 0
         self._listeners.clear()
         self.session = new_session()
-        self._waker = Waker(self._path, self.session, self._listeners)
+        self._waker = TicketWaker(self._path, self.session, self._listeners)
 
     def _open(self) -> DatabaseFile:
-        return DatabaseFile(self._path, self._synchronous, self._clock)
+        return DatabaseFile(self._path, STORE_FORMAT, self._synchronous, self._clock)
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -102,10 +101,10 @@ class SqliteStore:
             transactions.queue.append(job)
         try:
             with self._lock:
-                waiting: Waiting | None = None
+                waiting: BusyRetry | None = None
                 while not job.done:
                     if waiting is not None:
-                        time.sleep(waiting.pause)
+                        time.sleep(waiting.pause_s)
                     waiting = transactions.attempt(job, waiting)
         except BaseException:
             transactions.withdraw(job)
@@ -161,14 +160,14 @@ class SqliteStore:
         try:
             if transactions.company or not self._calls % PROBE_EVERY:
                 await asyncio.sleep(0)  # let the tasks that are ready put theirs into the same transaction
-            waiting: Waiting | None = None
+            waiting: BusyRetry | None = None
             while not job.done:
                 if not self._lock.locked():
                     with self._lock:
                         if not job.done:
                             waiting = transactions.attempt(job, waiting)
                 if not job.done:
-                    await self._pause(job, 0.0002 if waiting is None else waiting.pause)
+                    await self._pause(job, 0.0002 if waiting is None else waiting.pause_s)
         except asyncio.CancelledError as cancelled:
             if not job.writes or transactions.withdraw(job):
                 raise
@@ -226,19 +225,19 @@ class SqliteStore:
 
     def listen(self, ticket: str, listener: Listener) -> None:
         self._listeners.add(ticket, listener)
-        self._waker.attend()
+        self._waker.open()
 
     def unlisten(self, ticket: str) -> None:
         self._listeners.remove(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._listeners.adopt(session, tell)
-        self._waker.attend()
-        self._waker.adopt(session)
+        self._waker.open()
+        self._waker.add_name(session)
 
     def disown(self, session: str) -> None:
         self._listeners.disown(session)
-        self._waker.disown(session)
+        self._waker.remove_name(session)
 
     def saw(self, gate: str, number: int) -> int:
         """Somebody was told that the gate had come so far; a file that is behind that was put back."""
@@ -273,26 +272,6 @@ class SqliteStore:
         self._waker.abandon()
         self._transactions.abandon()
         self._begin()
-
-
-_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-
-
-def _for_all(deed: Callable[[SqliteStore], None]) -> Callable[[], None]:
-    def do() -> None:
-        for store in list(_stores):
-            with suppress(Exception):  # one that fails must not keep the others from it
-                deed(store)
-
-    return do
-
-
-os.register_at_fork(
-    before=_for_all(SqliteStore.before_fork),
-    after_in_parent=_for_all(SqliteStore.after_fork_in_parent),
-    after_in_child=_for_all(SqliteStore.after_fork_in_child),
-)
-atexit.register(_for_all(SqliteStore.close))
 
 
 def open_url(url: str) -> SqliteStore:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from operator import attrgetter
 
 from ...errors import HeadgateError, StoreFormatError
-from ...sqlite_file.file import DatabaseFile, Waiting, explained, survives
-from .records import SqliteRecords
+from ...sqlite_file import BusyRetry, DatabaseFile, explained, survives
+from .records import SWAP_HEAD, SqliteRecords
 from .space import Damaged
 
 TYPE_CHECKING = False
@@ -117,7 +117,7 @@ class Transactions:
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, job: Job, waiting: Waiting | None) -> Waiting | None:
+    def attempt(self, job: Job, waiting: BusyRetry | None) -> BusyRetry | None:
         """Decide a job and all that is queued. Where others are writing, say how to wait for them."""
         try:
             file = self.ready()
@@ -131,8 +131,8 @@ class Transactions:
                 self._decide(file, [job], writes=False)
                 return None
             if waiting is None:
-                waiting = Waiting(file)
-            waiting.look()
+                waiting = BusyRetry(file)
+            waiting.check()
             return waiting
         except (sqlite3.Error, OSError, HeadgateError) as error:
             self._fail([*self.queue] if job.writes else [job], error)
@@ -218,7 +218,7 @@ class Transactions:
                     raise _Stale
                 return
             if (heads := records.head_alone()) is not None:
-                if (swapped := file.swap_head(heads)) is None:
+                if (swapped := file.update_one(SWAP_HEAD, heads)) is None:
                     raise _Busy
                 if not swapped:
                     raise _Stale
