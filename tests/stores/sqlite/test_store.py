@@ -1143,6 +1143,7 @@ FORK = """
     from headgate.kernel.commands import Admit, Peek
     from headgate.limits import Bucket
     from headgate.kernel.plan import Policy
+    from headgate.sqlite_file import wake_folder
     from headgate.stores.sqlite import SqliteStore
     store = SqliteStore(sys.argv[1])
     policy = Policy("g", [Bucket(10**9, per="1s")])
@@ -1169,7 +1170,7 @@ FORK = """
     for _ in range(50):
         store.decide(command)
     os.read(read, 1)
-    sockets = os.listdir(sys.argv[1] + "-wake")
+    sockets = os.listdir(wake_folder(sys.argv[1]))
     assert len(sockets) == 2 and session + ".sock" in sockets, sockets
     store.close()
     os.write(go, b"x")
