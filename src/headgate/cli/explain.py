@@ -31,6 +31,7 @@ def explain(
     from rich.text import Text
 
     from headgate import Usage
+    from headgate.kernel.limits import kind_of
 
     from .view import View, gate_lines, make_console, plain_signs, span
 
@@ -47,7 +48,7 @@ def explain(
     else:
         kinds = {row.name: row.kind for row in answer.limits}
         # A slot is free at the latest when its lease runs out, and before that whenever its holder is done.
-        most = "at most " if kinds.get(answer.limit or "") == "concurrency" else ""
+        most = "at most " if kind_of(kinds.get(answer.limit or "", "")).leased else ""
         line = Text(f"it would wait {most}{span(answer.after)}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     pause = found.usage()

@@ -57,6 +57,8 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
     """List the limits of all gates, or of GATE, with the values in force."""
     from rich.table import Table
 
+    from headgate.kernel.limits import kind_of
+
     from .view import amount, make_console
 
     gates = params.load_gates(context)
@@ -78,7 +80,7 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
             row["gate"],
             row["limit"],
             row["kind"],
-            "slots" if row["kind"] == "concurrency" else row["unit"],
+            "slots" if kind_of(row["kind"]).leased else row["unit"],
             by if row["key"] is None else f"{by}={row['key']}",
             value if row["override"] is None else f"[magenta]{value}[/]",
             amount(row["configured"]),

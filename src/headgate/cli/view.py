@@ -13,6 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.text import Text
 
+from headgate.kernel.limits import kind_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -217,7 +219,7 @@ def _heading(view: View, width: int, plain: bool) -> Text:
 def _limit_line(view: View, row: LimitUsage, widths: Columns, wide: bool, plain: bool) -> Text:
     if row.next_free <= 0:
         soon = "free"
-    elif row.kind == "concurrency":
+    elif kind_of(row.kind).leased:
         soon = f"within {span(row.next_free)}"  # when the next lease runs out: a release may come at any moment
     else:
         soon = f"next in {span(row.next_free)}"
@@ -248,14 +250,14 @@ def _amount(value: float, wide: bool) -> str:
 
 def _used_width(row: LimitUsage, wide: bool) -> int:
     """Room for what is used: slots and requests are whole, of anything else there can be as much as 189.9."""
-    whole = row.kind == "concurrency" or (row.unit == "requests" and row.used == int(row.used))
+    whole = kind_of(row.kind).leased or (row.unit == "requests" and row.used == int(row.used))
     return max(0 if whole else 5, len(_amount(row.limit, wide)))
 
 
 def _allowed(row: LimitUsage, wide: bool) -> str:
     text = _amount(row.limit, wide)
     if wide or row.unit != "requests":
-        text += " slots" if row.kind == "concurrency" else f" {row.unit}"
+        text += " slots" if kind_of(row.kind).leased else f" {row.unit}"
     return text
 
 
@@ -266,9 +268,9 @@ def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> st
         notes.append("override")
     if row.maximum is not None:
         notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
-    if wide and (row.time_left or (longest and row.kind != "concurrency")):
+    if wide and (row.time_left or (longest and not kind_of(row.kind).leased)):
         left = "59m59s" if longest else span(row.time_left or 0.0)
-        notes.append(f"{'resets' if row.kind == 'quota' else 'all free'} in {left}")
+        notes.append(f"{kind_of(row.kind).frees} in {left}")
     return ", ".join(notes)
 
 

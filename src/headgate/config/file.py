@@ -267,7 +267,8 @@ def _limit(table: Table, gate_name: str) -> tuple[Limit, Refresher | None]:
         typo = "" if kinds else next(filter(None, (did_you_mean(key, KINDS) for key in table.values)), "")
         raise table.refuse(problem, f"{typo}each limit has one of {listed(KINDS)}, as in {_LIMIT_EXAMPLE}")
     (kind,) = kinds
-    constructor: Callable[..., Limit] = KINDS[kind]
+    limit_class = KINDS[kind]
+    constructor: Callable[..., Limit] = limit_class
     empty = inspect.Parameter.empty
     defaults = {key: parameter.default for key, parameter in inspect.signature(constructor).parameters.items()}
     del defaults["limit"]  # stands under the kind's own name
@@ -276,11 +277,12 @@ def _limit(table: Table, gate_name: str) -> tuple[Limit, Refresher | None]:
         if default is empty and key not in table.values:
             raise table.refuse(f"{key} is missing", f'a {kind} needs it, as in {key} = "1m"', key=key)
     for key, value in table.values.items():
-        if isinstance(value, list | dict) and key != "adaptive":
+        if isinstance(value, list | dict) and key not in limit_class.tables:
             raise table.refuse(f"it is {type_of(value)}", "it must be a single value", key=key)
     arguments = {key: value for key, value in table.values.items() if key in defaults}
-    if "adaptive" in arguments:
-        arguments["adaptive"] = _adaptive(table)
+    for key, made_of in limit_class.tables.items():
+        if key in arguments:
+            arguments[key] = _inner(table, key, made_of)
     arguments["limit"] = table.values[kind]
 
     def made(**changed: Any) -> Limit:
@@ -307,18 +309,19 @@ def _works(made: Callable[..., Limit], key: str, value: object) -> bool:
     return True
 
 
-def _adaptive(limit: Table) -> object:
+def _inner(limit: Table, key: str, constructor: Callable[..., Any]) -> object:
+    """The argument of a limit that is written as a table: what its class makes of it; `true` is an empty one."""
     import inspect
 
-    from ..kernel.limits import Aimd
-
-    value = limit.values["adaptive"]
+    value = limit.values[key]
     if isinstance(value, bool):
-        return Aimd() if value else None
-    table = limit.inner("adaptive", value, "it must be true, or a table like { start = 8, minimum = 2 }")
-    table.only(inspect.signature(Aimd).parameters)
+        return constructor() if value else None
+    known = inspect.signature(constructor).parameters
+    example = ", ".join(f"{name} = {parameter.default}" for name, parameter in list(known.items())[:2])
+    table = limit.inner(key, value, f"it must be true, or a table like {{ {example} }}")
+    table.only(known)
     with table.blame():
-        return Aimd(**table.values)
+        return constructor(**table.values)
 
 
 def _source(table: Table, limit: Limit, name: str, check: Callable[[float], object]) -> Refresher | None:

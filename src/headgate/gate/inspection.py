@@ -5,7 +5,6 @@ from __future__ import annotations
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.limits import Concurrency, positive
 from ..kernel.model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from .permit import checked_actual
 
@@ -110,10 +109,7 @@ class Looking:
 
     def _override(self, name: str, value: float, key: Key | None) -> Configure:
         member = self._policy.member(name, key)
-        value = positive(f"gate {self.name!r}: the limit {name!r}", value)
-        if isinstance(self._policy.limit(name), Concurrency) and value != int(value):
-            raise InvalidInput(f"gate {self.name!r}: limit {name!r} is a whole number of slots, not {value!r}")
-        return Configure(self.name, member, value)
+        return Configure(self.name, member, self._policy.limit(name).checked_value(self.name, value))
 
     def _own_value(self, name: str, key: Key | None) -> Configure:
         return Configure(self.name, self._policy.member(name, key), None)

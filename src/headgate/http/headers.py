@@ -6,8 +6,6 @@ from math import ceil, isfinite
 from time import monotonic
 
 from ..errors import HeadgateError
-from ..kernel.limits import RateLimit
-from ..kernel.model import SECOND
 from .problems import Problem
 
 TYPE_CHECKING = False
@@ -46,8 +44,8 @@ def policy_field(limits: Iterable[Limit]) -> bytes:
             item += ';qu="concurrent-requests"'
         elif limit.unit != "requests":
             item += f';qu="{limit.unit}"'
-        if isinstance(limit, RateLimit):
-            item += f";w={max(1, ceil(limit.per / SECOND))}"
+        if (window_s := limit.window_s()) is not None:
+            item += f";w={max(1, ceil(window_s))}"
         items.append(item)
     return ", ".join(items).encode()
 

@@ -8,7 +8,7 @@ same kind with a state of its own; nothing else knows of shares.
 from __future__ import annotations
 
 from ..errors import InvalidInput
-from .limits import DUST, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
+from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 
 TYPE_CHECKING = False
@@ -282,7 +282,8 @@ class Policy:
         seen: set[str] = set()
         for limit in self.limits:
             if not isinstance(limit, Limit):
-                raise InvalidInput(f"{where}: {limit!r} is not a limit; use Window, Bucket, Quota or Concurrency")
+                *most, last = [kind.__name__ for kind in KINDS.values()]
+                raise InvalidInput(f"{where}: {limit!r} is not a limit; use {', '.join(most)} or {last}")
             if limit.name in seen:
                 raise InvalidInput(f"{where} has two limits named {limit.name!r}; give each a name= of its own")
             seen.add(limit.name)

@@ -15,7 +15,6 @@ from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
 from ..http.headers import FRESH, Left, policy_field, with_limit
 from ..http.problems import problem_of
-from ..kernel.limits import from_spec
 from ..kernel.plan import KEY_ALPHABET
 from .web import encode
 
@@ -45,20 +44,10 @@ KEPT = 65_536
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
 _OUTCOMES = {429: "rate_limited", 503: "overloaded", 504: "overloaded"}
 
-#: Where the slack stands in the spec of a limit.
-_SLACK_AT = {"window": 3, "bucket": 4, "quota": 4}
-
 
 def at_the_boundary(limits: Iterable[Limit]) -> list[Limit]:
     """The same limits without slack: here the gate itself counts, and nothing is delayed between it and the counting."""
-    made: list[Limit] = []
-    for limit in limits:
-        place = _SLACK_AT.get(limit.kind)
-        spec = limit.spec()
-        if place is not None and spec[place]:
-            limit = from_spec((*spec[:place], 0, *spec[place + 1 :]))
-        made.append(limit)
-    return made
+    return [limit.with_slack(0) for limit in limits]
 
 
 def key_value(value: str, secret: bool = False) -> str:

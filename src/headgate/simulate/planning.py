@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..errors import InvalidInput
-from ..kernel.limits import Concurrency, Limit, Quota, RateLimit, Window
-from ..kernel.limits.quota import PERIODS
+from ..kernel.limits import Concurrency, Limit, Window
 from ..kernel.model import SECOND
 
 TYPE_CHECKING = False
@@ -100,13 +99,18 @@ def forecast(
     """
     seconds = _positive("the duration of a call", duration)
     costs = {"requests": 1.0, **(cost or {})}
-    bounds = [_bound(limit, seconds, costs) for limit in limits]
+    slots: list[Bound] = []
+    rates: list[Bound] = []
+    bounds: list[Bound] = []
+    for limit in limits:
+        passes = limit.per_minute(1.0 if limit.leased else _cost_of(limit, costs), seconds)
+        bounds.append(Bound(limit.name, limit.kind, passes))
+        (slots if limit.leased else rates).append(bounds[-1])
     if workers is not None:
         bounds.append(Bound(WORKERS, WORKERS, _whole("workers", workers) * MINUTE / seconds))
+        slots.append(bounds[-1])
     if not bounds:
         raise InvalidInput("there is nothing to plan with: give at least one limit, or a number of workers")
-    slots = [bound for bound in bounds if bound.kind in ("concurrency", WORKERS)]
-    rates = [bound for bound in bounds if bound.kind not in ("concurrency", WORKERS)]
     crossover = None
     if slots and rates:
         fewest = min(bound.per_minute for bound in slots) * seconds / MINUTE
@@ -120,19 +124,13 @@ def forecast(
     )
 
 
-def _bound(limit: Limit, seconds: float, costs: Mapping[str, float]) -> Bound:
-    if isinstance(limit, Concurrency):
-        return Bound(limit.name, limit.kind, limit.limit * MINUTE / seconds)
+def _cost_of(limit: Limit, costs: Mapping[str, float]) -> float:
     amount = costs.get(limit.unit)
     if amount is None:
         raise InvalidInput(
             f"limit {limit.name!r} counts {limit.unit}; say what a call costs, as in cost={{{limit.unit!r}: 1}}"
         )
-    amount = _positive(f"the cost in {limit.unit!r}", amount)
-    if isinstance(limit, Quota):
-        return Bound(limit.name, limit.kind, limit.limit / amount * MINUTE * SECOND / PERIODS[limit.per])
-    assert isinstance(limit, RateLimit)
-    return Bound(limit.name, limit.kind, limit.limit / amount * MINUTE * SECOND / limit.per)
+    return _positive(f"the cost in {limit.unit!r}", amount)
 
 
 def slack_costs(limit: Window, round_trip: float | None = None) -> float:

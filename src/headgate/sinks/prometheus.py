@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 
+from ..kernel.limits import kind_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,7 +153,7 @@ class Prometheus:
             self.set("headgate_used", row.used, gate, row.name)
             self.set("headgate_limit", row.limit, gate, row.name)
             self.set("headgate_utilisation", row.utilisation, gate, row.name)
-            if row.kind == "concurrency":
+            if kind_of(row.kind).leased:
                 self.set("headgate_leases", row.used, gate, row.name)
 
     # --- telling them ---------------------------------------------------------------------------------------------------

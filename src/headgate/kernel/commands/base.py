@@ -25,12 +25,6 @@ REAP_EVERY = 256
 REAP_MASK = REAP_EVERY - 1
 REAP = 512
 
-#: Where the state of a kind says what called tickets hold.
-HELD = {"window": 3, "bucket": 3, "quota": 2}
-
-#: A bucket whose rate was overridden is remembered so many times as long: its state knows the limit's own rate only.
-SLOWER = 1000
-
 #: The spaces that belong to one state, and go with it.
 SPACES = ("windows", "promised", "leases")
 
@@ -81,17 +75,18 @@ def _reap(now: int, records: Records) -> None:
             break
         member = first[1]
         state = states.get(member)
-        until = KINDS[state[0]].until(records, member, state)
-        if until <= now and state[0] == "bucket" and busy(records)[2] and _is_overridden(records, member):
-            until += (until - state[2]) * SLOWER  # at the rate in force it may run off far more slowly
-        if until <= now and state[0] in HELD and state[HELD[state[0]]]:
+        kind = KINDS[state[0]]
+        until = kind.until(records, member, state)
+        if until <= now and busy(records)[2] and _is_overridden(records, member):
+            until = kind.until_overridden(state, until)  # at the value in force it may run off far more slowly
+        if until <= now and kind.held(state):
             until = now + SECOND  # a call holds some of it, which has no end of its own
         if until > now:
             states.put(member, state, min(until, now + 3600 * SECOND))
             continue
         states.delete(member)
-        for kind in SPACES:
-            records.drop(kind, member)
+        for space in SPACES:
+            records.drop(space, member)
     permits = records.space("permits")
     for _ in range(REAP):
         first = permits.first()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidInput
 from .. import line
-from ..limits import Concurrency, prune
+from ..limits import prune
 from ..model import OUTCOMES, Ended
 from ..plan import Plan, recall
 from ..records import busy
@@ -141,10 +141,10 @@ class Settle(Command):
     def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> bool:
         # One that was lost on one limit (it was reset) may still hold a slot of another.
         adapted = False
+        assert self.outcome is not None
         for limit, member, _, value, _, _, _, _ in steps:
-            if isinstance(limit, Concurrency):
-                if limit.adaptive is not None and not lost:
-                    assert self.outcome is not None
+            if limit.leased:
+                if not lost:
                     adapted |= limit.feedback(records, now, member, value, self.outcome, self.at)
                 records.leases[member].delete(self.id)
         return adapted

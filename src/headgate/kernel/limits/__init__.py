@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Kind → class: what a configuration may say, and what stored state may be.
-KINDS: dict[str, type[Window] | type[Bucket] | type[Quota] | type[Concurrency]] = {
+KINDS: dict[str, type[Limit]] = {
     "window": Window,
     "bucket": Bucket,
     "quota": Quota,
@@ -25,6 +25,11 @@ KINDS: dict[str, type[Window] | type[Bucket] | type[Quota] | type[Concurrency]] 
 def from_spec(spec: Any) -> Limit:
     """The limit that `limit.spec()` described."""
     return KINDS[spec[0]].from_spec(spec)
+
+
+def kind_of(name: str) -> type[Limit]:
+    """The class of a kind, for what is the same for all limits of it; of one that is unknown here, the plain `Limit`."""
+    return KINDS.get(name, Limit)
 
 
 __all__ = [
@@ -41,6 +46,7 @@ __all__ = [
     "Window",
     "check_name",
     "from_spec",
+    "kind_of",
     "positive",
     "prune",
 ]

@@ -13,7 +13,7 @@ from ..model import NEVER, SECOND, LimitUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ..records import Records
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LARGEST = 1.7976931348623157e308
 
 NO_LEASE: Lease = ("", 0, None)
+
+#: The fields that are lengths of time, in microseconds where they are numbers.
+DURATIONS = frozenset({"per", "slack", "lease"})
 
 #: It was charged; and a confirmation would be worth it. Neither is a moment.
 TAKEN, WORTH_IT = 0, -1
@@ -60,10 +63,20 @@ class Limit:
 
     __slots__ = ("by", "limit", "name", "unit")
     kind = ""
+    #: What stands in `spec()` after the kind, by name: an attribute of the limit each.
+    fields: tuple[str, ...] = ()
+    #: Those of the fields that move with the value when that is changed.
+    moving: tuple[str, ...] = ("limit",)
+    #: Arguments that a configuration writes as a table (or as `true`): the class that is made of it.
+    tables: Mapping[str, Callable[..., Any]] = {}
     #: Whether a permit under it holds a lease.
     leased = False
     #: Whether a confirmation changes anything.
     confirmable = False
+    #: Where its state says what called tickets hold; None where that is no part of the state.
+    held_index: int | None = None
+    #: How `LimitUsage.time_left` is told: "all free in 3 s".
+    frees = "all free"
 
     def __init__(self, limit: float, name: str | None, unit: str, by: str | None) -> None:
         self.limit = positive(f"the {self.kind} limit", limit)
@@ -88,6 +101,53 @@ class Limit:
     def scaled(self, share: float) -> Limit:
         """The same rule for a share of it: what a priority class may use."""
         return self.with_limit(self.limit * share)
+
+    def replaced(self, field: str, value: Any) -> Limit:
+        """The same rule with another value of one of its `fields`, as `spec()` has it; itself where that is its value."""
+        spec = list(self.spec())
+        place = 1 + self.fields.index(field)
+        if spec[place] == value:
+            return self
+        spec[place] = value
+        return self.from_spec(spec)
+
+    def with_slack(self, us: int) -> Limit:
+        """The same rule with a slack of so many microseconds: 0 where the gate itself is the boundary that counts."""
+        return self.replaced("slack", us) if "slack" in self.fields else self
+
+    def widened(self, us: int) -> Limit:
+        """The same rule for a store whose processes may disagree on the time by so many microseconds."""
+        return self.replaced("slack", self.slack + us) if "slack" in self.fields else self  # type: ignore[attr-defined]
+
+    def checked_value(self, gate: str, value: float) -> float:
+        """A value that an override may set, or an InvalidInput that says what is wrong with it."""
+        return positive(f"gate {gate!r}: the limit {self.name!r}", value)
+
+    def in_words(self, field: str) -> str:
+        """The value of a field, for people."""
+        value = getattr(self, field)
+        if field in DURATIONS and isinstance(value, int):
+            return f"{value / SECOND:g} s"
+        return f"{value:g}" if isinstance(value, float) else repr(value)
+
+    def window_s(self) -> float | None:
+        """Seconds of the time that the value is for; None where that has no fixed length."""
+        return None
+
+    def per_minute(self, cost: float, call_s: float) -> float:
+        """Calls a minute that pass in the long run, where each costs `cost` of the unit and takes `call_s` seconds."""
+        raise InvalidInput(
+            f"limit {self.name!r} is of the kind {self.kind!r}, which does not say how many calls a minute it lets pass; "
+            f"give its class a per_minute(cost, call_s)"
+        )
+
+    def numbers(self) -> tuple[Any, ...]:
+        """What its script on Redis is given besides the value, in the order in which `lua/KIND.lua` reads it."""
+        raise NotImplementedError
+
+    def remembers(self) -> int:
+        """For how many microseconds after its last use its state can matter, at most: for stores that forget idle gates."""
+        raise NotImplementedError
 
     def largest(self, value: float) -> float:
         """The largest cost that can ever fit."""
@@ -128,10 +188,24 @@ class Limit:
     def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
         """The upstream is known to have counted by now what was charged at `at`."""
 
+    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
+        """A permit that was granted at `granted` ends with `outcome`. Returns whether an adaptive limit moved by it."""
+        return False
+
     @staticmethod
     def until(records: Records, member: str, state: Any) -> int:
         """When a state says nothing any more, so that it can be forgotten."""
         raise NotImplementedError
+
+    @staticmethod
+    def until_overridden(state: Any, until: int) -> int:
+        """The same for a state whose value is overridden; `until` is what it would be by the limit's own value."""
+        return until
+
+    @classmethod
+    def held(cls, state: Any) -> float:
+        """What called tickets hold of a state: it counts, whatever has run off."""
+        return 0.0 if cls.held_index is None else float(state[cls.held_index])
 
     def assume_used(self, records: Records, now: int, member: str, value: float, lost: int) -> None:
         """State was lost at `lost`: make what is there look as if all had just been used up then."""
@@ -195,3 +269,12 @@ class RateLimit(Limit):
             self.slack = default_slack(self.per)
         else:
             self.slack = duration.parse(slack, what=f"slack of {self.kind} {self.name!r}", zero=True)
+
+    def window_s(self) -> float:
+        return self.per / SECOND
+
+    def per_minute(self, cost: float, call_s: float) -> float:
+        return self.limit / cost * 60.0 * SECOND / self.per
+
+    def remembers(self) -> int:
+        return self.per + self.slack

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: An amount below this is rounding, not usage.
 DUST = 1e-9
 
+#: A bucket whose rate was overridden is remembered so many times as long: its state knows the limit's own rate only.
+SLOWER = 1000
+
 #: In how many steps of `per` it is remembered how low the level was.
 FLOORS = 16
 
@@ -41,6 +44,9 @@ class Bucket(RateLimit):
     # least of it and of the level ever since; giving back more would let others in for units that have long run off.
     __slots__ = ("burst", "drain", "per_unit", "usable")
     kind = "bucket"
+    fields = ("limit", "per", "burst", "slack", "name", "unit", "by")
+    moving = ("limit", "burst")
+    held_index = 3
 
     def __init__(
         self,
@@ -71,6 +77,12 @@ class Bucket(RateLimit):
         burst = self.burst * (limit / self.limit)
         return self.from_spec((self.kind, limit, self.per, burst, self.slack, self.name, self.unit, self.by))
 
+    def numbers(self) -> tuple[Any, ...]:
+        return (self.per, self.burst, self.slack)
+
+    def remembers(self) -> int:
+        return int(self.per * max(1.0, self.burst / self.limit)) + self.slack
+
     def in_force(self, value: float) -> tuple[float, float]:
         """For a value: the burst less what slack takes, and the microseconds that a unit takes to run off."""
         return self.burst * (value / self.limit) - value / self.per * self.slack, self.per / value
@@ -83,6 +95,10 @@ class Bucket(RateLimit):
             for time, _ in charges.scan():
                 last, units = time, units + charges.get(time)
         return int(last + units * state[4][0] + state[4][1]) + 1
+
+    @staticmethod
+    def until_overridden(state: Any, until: int) -> int:
+        return until + (until - state[2]) * SLOWER  # type: ignore[no-any-return]
 
     def largest(self, value: float) -> float:
         return self.burst * (value / self.limit)

@@ -12,6 +12,7 @@ from .base import Limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ..model import LimitUsage
@@ -38,6 +39,8 @@ class Concurrency(Limit):
     # Space leases[member]: lease id → (ref, granted at, fence, holder[, confirmed at]), in order of expiry.
     __slots__ = ("adaptive", "lease")
     kind = "concurrency"
+    fields = ("limit", "lease", "adaptive", "name", "by")
+    tables: Mapping[str, Callable[..., Any]] = {"adaptive": Aimd}
     leased = True
 
     def __init__(
@@ -76,6 +79,21 @@ class Concurrency(Limit):
     def scaled(self, share: float) -> Concurrency:
         # Only the limit itself adapts; a class gets its share of what that allows at most.
         return self.from_spec((self.kind, round(self.limit * share, 9), self.lease, None, self.name, self.by))
+
+    def checked_value(self, gate: str, value: float) -> float:
+        value = super().checked_value(gate, value)
+        if value != int(value):
+            raise InvalidInput(f"gate {gate!r}: limit {self.name!r} is a whole number of slots, not {value!r}")
+        return value
+
+    def per_minute(self, cost: float, call_s: float) -> float:
+        return self.limit * 60.0 / call_s
+
+    def numbers(self) -> tuple[Any, ...]:
+        return (self.lease, self.adaptive.spec() if self.adaptive else None)
+
+    def remembers(self) -> int:
+        return max(self.lease, MEMORY)
 
     def largest(self, value: float) -> float:
         return NEVER if value + DUST >= 1.0 else 0.0
@@ -135,8 +153,7 @@ class Concurrency(Limit):
 
     def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
         """Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved."""
-        state = self._state(records, member)
-        if self.adaptive is None or state is None:
+        if self.adaptive is None or (state := self._state(records, member)) is None:
             return False
         working = self.in_force(state, value)
         prune(records.leases[member], now)

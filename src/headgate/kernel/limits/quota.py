@@ -36,6 +36,9 @@ class Quota(Limit):
     # State: ("quota", ((start, used), …), held, until): usage of the periods that can still bind, oldest first.
     __slots__ = ("_last", "_zone", "per", "slack", "zone")
     kind = "quota"
+    fields = ("limit", "per", "zone", "slack", "name", "unit", "by")
+    held_index = 2
+    frees = "resets"
 
     def __init__(
         self,
@@ -68,6 +71,15 @@ class Quota(Limit):
     def from_spec(cls, spec: Any) -> Quota:
         _, limit, per, zone, slack, name, unit, by = spec
         return cls(limit, per, zone, slack / 1e6, name, unit, by)
+
+    def per_minute(self, cost: float, call_s: float) -> float:
+        return self.limit / cost * 60.0 * SECOND / PERIODS[self.per]
+
+    def numbers(self) -> tuple[Any, ...]:
+        return (self.per, self.zone, self.slack)
+
+    def remembers(self) -> int:
+        return PERIODS[self.per] + self.slack
 
     def period(self, at: int) -> tuple[int, int]:
         """Start and end of the period that `at` lies in."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..model import LimitUsage
     from ..records import Records, Space
-    from .base import Duration, Lease, Taker
+    from .base import Duration, Lease, Limit, Taker
 
 #: A confirmation gives back at most `slack` of one grant; below this share of the limit nobody would notice.
 WORTH_CONFIRMING = 0.25
@@ -37,7 +37,9 @@ class Window(RateLimit):
     # state to about a thousand slots whatever the limit.
     __slots__ = ("grid", "span")
     kind = "window"
+    fields = ("limit", "per", "slack", "name", "unit", "by")
     confirmable = True
+    held_index = 3
 
     def __init__(
         self,
@@ -62,6 +64,13 @@ class Window(RateLimit):
     def from_spec(cls, spec: Any) -> Window:
         _, limit, per, slack, name, unit, by = spec
         return cls(limit, per / 1e6, slack / 1e6, name, unit, by)
+
+    def widened(self, us: int) -> Limit:
+        # What is confirmed counts for `per` from a stamp that may be early as well, so more slack alone would not do.
+        return self.replaced("per", self.per + us)
+
+    def numbers(self) -> tuple[Any, ...]:
+        return (self.per, self.slack)
 
     def _stops(self, at: int, span: int) -> int:
         """The moment on the grid at which what was counted at `at` stops counting."""

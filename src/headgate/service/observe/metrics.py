@@ -14,6 +14,7 @@ from ... import events
 from ...errors import HeadgateError
 from ...gate.served import decide_all
 from ...kernel.commands import Peek
+from ...kernel.limits import kind_of
 from ...kernel.model import OUTCOMES, Snapshot
 from ...sinks.prometheus import Prometheus
 
@@ -170,7 +171,7 @@ class Metrics:
             before = self._before.get(place)
             self._before[place] = (row.used, row.limit)
             self.values.add("headgate_overshoot_total", *place, amount=0.0)
-            if before is None or (row.kind != "concurrency" and settled):
+            if before is None or (settled and not kind_of(row.kind).leased):
                 continue
             if row.used > _allowed(row, *before) * (1 + DUST):
                 self.values.add("headgate_overshoot_total", *place)

@@ -21,6 +21,7 @@ from ...errors import HeadgateError
 from ...gate.served import decide_all
 from ...http.problems import Problem, shown
 from ...kernel.commands import Peek
+from ...kernel.limits import kind_of
 from ...kernel.model import Snapshot
 from ..log import log
 from ..routes.gates import known
@@ -196,7 +197,7 @@ class Sampler:
         overrides = overrides_of(snapshot)
         listed, holders = self._held(desk)
         age = time.monotonic() - listed
-        slots = [row for row in usage.limits if row.kind == "concurrency" and "@" not in row.name]
+        slots = [row for row in usage.limits if kind_of(row.kind).leased and "@" not in row.name]
         return {
             "name": desk.name,
             "mode": policy.waiting,

@@ -7,6 +7,7 @@ from html import escape
 
 from ... import __version__
 from ...http.problems import KINDS, TYPE_PREFIX
+from ...kernel.limits import KINDS as LIMIT_KINDS
 from ..routes.batch import DOES
 from ..routes.table import ROUTES
 from ..tokens import SCOPES
@@ -103,7 +104,7 @@ ANSWERS: dict[str, Schema] = {
     "LimitUsage": _object(
         "How full one limit is. Times are seconds from now.",
         name=TEXT,
-        kind={"type": "string", "enum": ["window", "bucket", "quota", "concurrency"]},
+        kind={"type": "string", "enum": list(LIMIT_KINDS)},
         unit=TEXT,
         key=_or_null(TEXT),
         used=NUMBER,

@@ -218,22 +218,12 @@ def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving:
         if one.kind != two.kind:
             found.append(f"limit {name!r} is a {one.kind} there and a {two.kind} here")
             continue
-        for what in ("limit", "per", "burst", "slack", "zone", "lease", "unit", "by", "adaptive"):
-            if what in ("limit", "burst") and name in moving:
-                continue
-            there: Any = getattr(one, what, None)
-            here: Any = getattr(two, what, None)
-            if hasattr(there, "spec") and hasattr(here, "spec"):
-                there, here = there.spec(), here.spec()
-            if there != here:
-                found.append(f"limit {name!r} has {what} {_words(what, there)} there and {_words(what, here)} here")
+        for field, there, here in zip(one.fields, one.spec()[1:], two.spec()[1:], strict=False):
+            if there != here and not (name in moving and field in one.moving):
+                found.append(f"limit {name!r} has {field} {one.in_words(field)} there and {two.in_words(field)} here")
+        if not one.fields and one != two:
+            found.append(f"limit {name!r} is {one.spec()[1:]} there and {two.spec()[1:]} here")
     return found
-
-
-def _words(what: str, value: Any) -> str:
-    if what in ("per", "slack", "lease") and isinstance(value, int):
-        return f"{value / SECOND:g} s"
-    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 # --- the route ------------------------------------------------------------------------------------------------------

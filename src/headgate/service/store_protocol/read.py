@@ -11,7 +11,7 @@ from ...errors import HeadgateError, InvalidInput
 from ...gate.base import checked_holder
 from ...http.problems import Problem
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from ...kernel.limits import LARGEST, Concurrency, positive
+from ...kernel.limits import LARGEST, positive
 from ...kernel.model import NEVER, OUTCOMES
 from ...stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
 
@@ -176,8 +176,8 @@ class Reading:
         if found is not None:
             limit = found._policy.limit(name)
             found._policy.member(name, {limit.by or "": key} if bar else None)
-            if isinstance(limit, Concurrency) and value is not None and value != int(value):
-                raise InvalidInput(f"gate {gate!r}: limit {name!r} is a whole number of slots, not {value!r}")
+            if value is not None:
+                limit.checked_value(gate, value)
         return Configure(gate, str(member), value)
 
     def pause(self, gate: Any, length: Any, reason: Any) -> Command:

@@ -38,9 +38,6 @@ VERSION = 1
 #: How many bytes of values (before packing) may lie in the gate's own item, and how many others go with one write.
 INLINE, WITH_ONE_WRITE = 4096, 90
 
-#: Where a state says what is held for tickets that were called: that counts, whatever has run off.
-HELD = {"window": 3, "bucket": 3, "quota": 2}
-
 DAY = 86_400 * SECOND
 #: An item stays so long after it says nothing any more. A gate's own for long: it knows how far the gate had come.
 KEEP_GATE, KEEP_VALUE, AT_MOST = 30 * DAY, DAY, 400 * DAY
@@ -262,8 +259,9 @@ class DynamoRecords(ByKind):
             if packed == found.clean:
                 continue
             for member, state in list(found.states.items()):  # what says nothing any more need not be written
-                free = not found.spaces["leases"].get(member) and not (state[0] in HELD and state[HELD[state[0]]])
-                if free and KINDS[state[0]].until(self, member, state) + KEEP_VALUE <= now:
+                kind = KINDS[state[0]]
+                free = not found.spaces["leases"].get(member) and not kind.held(state)
+                if free and kind.until(self, member, state) + KEEP_VALUE <= now:
                     found.drop(member)
             packed = found.clean = found.packed()
             (self.held.add if any(found.spaces["leases"].values()) else self.held.discard)(value)

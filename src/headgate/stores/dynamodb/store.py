@@ -9,7 +9,7 @@ from contextlib import suppress
 from ... import duration
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.commands import Renew
-from ...kernel.limits import KINDS
+from ...kernel.limits import Limit
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Listeners, at_fork, ignore_loss, new_session
 from .clock import steady
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...kernel.commands import Command
-    from ...kernel.limits import Limit
     from ..base import Listener
     from .records import DynamoRecords
 
@@ -103,20 +102,9 @@ class DynamoStore:
     # --- for gates ----------------------------------------------------------------------------------------------
 
     def adapted(self, limits: Iterable[Limit]) -> list[Limit]:
-        """Limits that hold although the clocks of two processes may be apart by `spread`.
-
-        A window counts for that much longer; what is confirmed counts for `per` from a stamp that may be early as well, so
-        slack alone would not do. A bucket or a quota allows for it in its slack.
-        """
-        return [self._adapted(limit) for limit in limits]
-
-    def _adapted(self, limit: Limit) -> Limit:
-        spec = list(limit.spec()) if hasattr(limit, "spec") else []
-        if not self.spread or not spec or KINDS.get(spec[0]) is not type(limit) or not hasattr(limit, "slack"):
-            return limit
-        at = 2 if limit.kind == "window" else 4
-        spec[at] += self.spread
-        return limit.from_spec(spec)
+        """Limits that hold although the clocks of two processes may be apart by `spread`."""
+        # What is no limit is refused by the policy, which says what would be right.
+        return [limit.widened(self.spread) if isinstance(limit, Limit) else limit for limit in limits]
 
     # --- deciding -----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 
 from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
-from ...kernel.limits import Bucket, Concurrency, Quota, Window
-from ...kernel.limits.quota import PERIODS
+from ...kernel.limits import KINDS
 from ...kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
 from .pack import CHUNK, inside, offsets, pack
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
     from ...kernel.commands import Command
-    from ...kernel.limits import Limit
     from ...kernel.plan import Policy
 
     class Decoded(NamedTuple):
@@ -60,26 +58,13 @@ class NeedCalendar(HeadgateError):
 # --- what is sent ---------------------------------------------------------------------------------------------------
 
 
-def _numbers(limit: Limit) -> tuple[tuple[Any, ...], int]:
-    """What a kind has besides its value, in the order in which `lua/*.lua` read it; and for how long it remembers."""
-    if isinstance(limit, Window):
-        return (limit.per, limit.slack), limit.per + limit.slack
-    if isinstance(limit, Bucket):
-        return (limit.per, limit.burst, limit.slack), int(limit.per * max(1.0, limit.burst / limit.limit)) + limit.slack
-    if isinstance(limit, Quota):
-        return (limit.per, limit.zone, limit.slack), PERIODS[limit.per] + limit.slack
-    assert isinstance(limit, Concurrency)
-    return (limit.lease, limit.adaptive.spec() if limit.adaptive else None), max(limit.lease, 86_400 * SECOND)
-
-
 @lru_cache(_KEPT)
 def compiled(policy: Policy) -> bytes:
     """A policy as rows: kind, member, by, unit, value, base, share, class, numbers; a class passes those up to its own."""
     rows, longest = [], 0
     for limit, member, value, base, share, rank in policy._templates[-1]:
-        numbers, remembers = _numbers(limit)
-        rows.append((limit.kind, member, limit.by, limit.unit, value, base, share, rank, *numbers))
-        longest = max(longest, remembers)
+        rows.append((limit.kind, member, limit.by, limit.unit, value, base, share, rank, *limit.numbers()))
+        longest = max(longest, limit.remembers())
     life = min(2 * longest + IDLE, 2**50)
     names = list(policy.priorities)
     return pack((policy.name, policy.waiting, policy.patience, policy.claim, policy.keys, names, life, rows))
@@ -363,7 +348,7 @@ def _pulse(command: Any, raw: Any) -> Pulse:
 def _usage(raw: Any) -> LimitUsage:
     name, kind, unit = map(_text, raw[:3])
     used, limit, available, utilisation, next_free = map(float, raw[4:9])
-    if kind == "concurrency":
+    if KINDS[kind].leased:
         used = int(used)
     return LimitUsage(
         name, kind, unit, _name(raw[3]), used, limit, available, utilisation, next_free, _float(raw[9]), _float(raw[10])
