@@ -82,7 +82,15 @@ class Denied(HeadgateError):
 
 
 class StoreUnavailable(HeadgateError):
-    """The store cannot be reached or does not answer in time; whether the last command took effect may be unknown."""
+    """The store cannot be reached or does not answer in time.
+
+    `decided` says whether the command took effect: False: it surely did not; None: unknown, and it may be sent again; True:
+    it has to be taken for decided, because the reply was lost and sending it again might do it twice.
+    """
+
+    def __init__(self, *args: object, decided: bool | None = None) -> None:
+        super().__init__(*args)
+        self.decided = decided
 
 
 class StoreFormatError(HeadgateError):

@@ -21,6 +21,7 @@ from .app import CONFIG, FAILED, OK, UNAVAILABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from headgate.config.file import GateSpec
 
@@ -104,8 +105,9 @@ def _store(url: str, create: bool) -> Iterator[Check]:
     name = f"store {shown(url)}"
     made: list[str] = []
     try:
-        if create and (make := getattr(open_store(url), "create", None)) is not None:
-            made = make()
+        store: Any = open_store(url)
+        if create and store.capabilities.creates:
+            made = store.create()
     except HeadgateError as error:
         yield Check(name, "wrong", str(error))
         return
@@ -123,7 +125,7 @@ def _store(url: str, create: bool) -> Iterator[Check]:
         yield Check(name, "wrong", str(error))
         return
     yield Check(name, "ok", f"reachable and writable, answers in {took * 1000:.1f} ms")
-    for level, detail, remedy in getattr(open_store(url), "examine", list)():
+    for level, detail, remedy in store.examine() if store.capabilities.examines else ():
         yield Check(name, level, detail, remedy)
     if create:
         yield Check(name, "ok", "; ".join(made) or "there was nothing to create")

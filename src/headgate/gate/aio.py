@@ -11,7 +11,8 @@ from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
 from ..kernel.model import SECOND, Wait
-from .base import ONE, BaseGate, checked, checked_holder, ends
+from ..stores.base import checked
+from .base import ONE, BaseGate, checked_holder, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import ENDED, AsyncPermit, AsyncPlace
@@ -72,11 +73,13 @@ class _Acquiring:
     async def __aenter__(self) -> AsyncPermit:
         ask, quick = self._ask, self._gate._quick
         if ask is None and quick is not None:
-            permit = quick()
-            if permit.__class__ is AsyncPermit:
-                self._permit = permit
-                return permit
-        self._permit = permit = await self._gate._acquire(*(ask or NOTHING))
+            reply = quick()
+            if reply.__class__ is AsyncPermit:
+                self._permit = reply
+                return reply
+            self._permit = permit = await self._gate._acquire(*NOTHING, True, reply)
+        else:
+            self._permit = permit = await self._gate._acquire(*(ask or NOTHING))
         return permit
 
     async def __aexit__(
@@ -131,12 +134,17 @@ class AsyncGate(BaseGate):
         lease: Duration | None,
         renew: bool,
         id: str | None,
+        tried: bool = False,
+        reply: Any = None,
     ) -> AsyncPermit:
+        """`tried` says that the prepared ask has been made, and `reply` what it was answered: None, or a `Wait`."""
         plan = self._plan_for(cost, key, priority)
         wait = None if timeout is None else duration.parse(timeout, what="timeout", zero=True)
         if id is None and self._short_way and not self._outage.away:
-            if self._store.instant:
-                reply = self._ask_now(plan, holder, lease, renew)
+            if reply is not None:
+                pass
+            elif self._can.instant:
+                reply = self._ask_now(plan, holder, lease, renew, not tried)
             else:
                 reply = await self._ask(plan, holder, lease, renew)
             if reply.__class__ is AsyncPermit:
@@ -177,10 +185,13 @@ class AsyncGate(BaseGate):
                 return reply
             if isinstance(reply, Wait):
                 return None
+            tried = True
+        else:
+            tried = False
         plan = self._plan_for(cost, key, priority)
         if id is None and self._short_way and not self._outage.away:
-            if self._store.instant:
-                reply = self._ask_now(plan, holder, lease, renew)
+            if self._can.instant:
+                reply = self._ask_now(plan, holder, lease, renew, not tried)
             else:
                 reply = await self._ask(plan, holder, lease, renew)
             if reply.__class__ is AsyncPermit:
@@ -205,7 +216,7 @@ class AsyncGate(BaseGate):
 
         Most that ask a store far away can go at once, by an id that is on record, and need no flow.
         """
-        name, told = self._called(plan, id, holder, lease)
+        name, told = self._identify(plan, id, holder, lease)
         begun = monotonic()
         try:
             first: Any = None
@@ -215,17 +226,17 @@ class AsyncGate(BaseGate):
                         self._store, self._standing(plan, name, told, wait, id is None)
                     )
                 except BaseException as error:
-                    self._unheard(error, name)
+                    self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is tuple:
-                    return self._made(plan, first, name, told, renew)
+                    return self._permit_for(plan, first, name, told, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
             grant = await self._drive(self._waiting(plan, name, told, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, told, error, renew)
-        permit: AsyncPermit = self._made(plan, grant, name, told, renew)
+        permit: AsyncPermit = self._permit_for(plan, grant, name, told, renew)
         permit.waited = monotonic() - begun
         return permit
 
@@ -238,16 +249,16 @@ class AsyncGate(BaseGate):
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), told, error, renew)
-        return self._made(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
+        return self._permit_for(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> AsyncPlace:
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name = self._reservable(cost, key, priority, id)
-        remembered = id is not None or self._store.remote
+        remembered = id is not None or self._can.remote
         grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
-        permit: AsyncPermit = self._made(plan, grant, name, (remembered, 0, None), False)
+        permit: AsyncPermit = self._permit_for(plan, grant, name, (remembered, 0, None), False)
         return AsyncPlace(permit, delay / SECOND)
 
     async def _drive(self, flow: Flow) -> Any:
@@ -283,7 +294,7 @@ class AsyncGate(BaseGate):
                         await asyncio.sleep(effect.delay / SECOND)
                         answer = None
                     else:
-                        if sent and self._store.remote and not (interrupted or self._outage.away):
+                        if sent and self._can.remote and not (interrupted or self._outage.away):
                             await self._undo_now(effect)
                         elif sent:
                             self._undo(effect, background=True)
@@ -341,7 +352,7 @@ class AsyncGate(BaseGate):
 
     async def _settle(self, permit: BasePermit, command: Command) -> Any:
         try:
-            if permit._store.instant:
+            if permit._store.capabilities.instant:
                 return permit._store.decide(command)
             return await self._run(command)
         except StoreUnavailable as error:

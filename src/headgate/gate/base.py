@@ -10,10 +10,11 @@ from ..events import emit
 from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Settle, Stand, admit
 from ..kernel.flows import denied, granted
-from ..kernel.model import Ended, Wait
+from ..kernel.limits import Limit
+from ..kernel.model import SECOND, Ended, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
-from ..stores.base import shown
+from ..stores.base import declared, shown
 from .inspection import Looking, checked_lease
 from .keeper import keeper_of
 from .outage import Outage
@@ -23,14 +24,13 @@ from .prepared import asking, numbers, places
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, Self
 
     from ..config.sources import Refresher
     from ..kernel.commands import Command, Granted
     from ..kernel.flows import Flow, Undo
-    from ..kernel.limits import Limit
     from ..kernel.plan import Plan
-    from ..stores.base import Store
+    from ..stores.base import InProcess, Store
     from .permit import BasePermit, Told
     from .prepared import Ask
 
@@ -57,11 +57,11 @@ def ends(command: Command) -> bool:
     return not isinstance(command, Settle) or command.outcome is not None
 
 
-def checked(reply: Any) -> Any:
-    """The reply, or the error that stands in its place."""
-    if isinstance(reply, BaseException):
-        raise reply
-    return reply
+def widened(limits: Iterable[Limit], spread_us: int) -> Iterable[Limit]:
+    """The limits for a store whose clocks may be apart by so much. What is no limit is left for `Policy` to refuse."""
+    if not spread_us or not hasattr(limits, "__iter__"):
+        return limits
+    return [limit.widened(spread_us) if isinstance(limit, Limit) else limit for limit in limits]
 
 
 def _tell_of_loss(gate: str) -> None:
@@ -88,21 +88,22 @@ class BaseGate(Looking):
     ) -> None:
         self.name = name
         # What is neither is refused by open_store, with what would be right.
-        self._store: Store = open_store(store) if not hasattr(store, "execute") else store  # type: ignore[assignment]
+        self._store = declared(store) if hasattr(store, "execute") else open_store(store)
+        self._can = can = self._store.capabilities
+        held = CLAIM if can.claim_us is None else can.claim_us
         self._timings = {
             "patience": PATIENCE if patience is None else duration.parse(patience, what="patience"),
-            # A store that cannot wake anybody holds a call for longer.
-            "claim": getattr(self._store, "claim", CLAIM) if claim is None else duration.parse(claim, what="claim"),
+            "claim": held if claim is None else duration.parse(claim, what="claim"),
         }
-        if hasattr(self._store, "adapted") and hasattr(limits, "__iter__"):
-            limits = self._store.adapted(limits)  # where clocks are not exact, limits allow for it
+        limits = widened(limits, can.clock_spread_us)
         self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **self._timings))
         if max_delay is not None and waiting != "promise":
             raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
         self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
         self._store.on_loss = _tell_of_loss
-        #: A store in this process may be called without a command object.
-        self._call = self._store.caller(name)
+        #: A store whose state is in this process, which may be called without a command object.
+        self._here: InProcess | None = self._store if can.in_process else None  # type: ignore[assignment]
+        self._call = None if self._here is None else self._here.caller(name)
         self._keeper = keeper_of(self._store)
         self._prepare()
         self._outage = Outage(name, on_store_error)
@@ -110,6 +111,39 @@ class BaseGate(Looking):
         if self._sources:
             self._refresh()
             self._keeper.refresh(self._refresh)
+
+    # --- hooks for faces -----------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """What the gate is made of now: its limits, classes and timings. A source of values may change it."""
+        return self._policy
+
+    @property
+    def store(self) -> Store:
+        """Where its state lives."""
+        return self._store
+
+    def at_boundary(self) -> Self:
+        """The same gate on the same state with a slack of 0: for a gate that is itself the boundary where calls count."""
+        policy, outage = self._policy, self._outage
+        limits = [limit.with_slack(0) for limit in policy.limits]
+        if limits == list(policy.limits):
+            return self
+        return type(self)(
+            self.name,
+            limits,
+            store=self._store,
+            waiting=policy.waiting,
+            priorities=policy.priorities or None,
+            on_store_error=f"local:{outage.share}" if outage.mode == "local" else outage.mode,
+            max_delay=None if self._max_delay is None else self._max_delay / SECOND,
+            patience=policy.patience / SECOND,
+            claim=policy.claim / SECOND,
+            sources=self._sources,
+        )
+
+    # --- making it -----------------------------------------------------------------------------------------------
 
     def _use(self, policy: Policy) -> None:
         self._policy = policy
@@ -119,14 +153,13 @@ class BaseGate(Looking):
 
     def _prepare(self) -> None:
         """Make such an ask ready where that can be done (see `quick`); None: go the usual way."""
-        in_line, remote = self._policy.waiting == "line", self._store.remote
+        in_line, remote = self._policy.waiting == "line", self._can.remote
         # An ask whose reply can be lost on the way needs an id that is remembered, so it cannot go the short way.
         self._short_way = in_line and not remote
         self._remote_way = in_line and remote
-        self._heeds_repeats: bool = getattr(self._store, "heeds_repeats", False)
         self._ready: Ask | None = None
-        if (model := self._model) is not None:
-            self._ready = self._store.prepared(self.name, lambda here: asking(self, here, model))
+        if (model := self._model) is not None and self._here is not None:
+            self._ready = self._here.prepared(self.name, lambda here: asking(self, here, model))
         self._quick = None if self._plan is None else self._ready
 
     def _refresh(self) -> float:
@@ -174,9 +207,9 @@ class BaseGate(Looking):
             return f"{self._store.session}-{next(numbers)}~{plan.lane}"
         return f"{self._store.session}-{next(numbers)}"
 
-    def _called(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Told]:
+    def _identify(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Told]:
         """The id of an ask, and what the permit must know."""
-        remembered = id is not None or self._store.remote
+        remembered = id is not None or self._can.remote
         if id is not None:
             self._keeper.withdraw(check_key("id", id))
         told = (remembered, self._lease_for(plan, lease), checked_holder(holder))
@@ -200,20 +233,29 @@ class BaseGate(Looking):
     def _standing(self, plan: Plan, name: str, told: Told, wait: int | None, fresh: bool) -> Stand:
         """The ask that `flows.acquire` would begin with; `fresh` where its id was made for it."""
         stand = Stand(plan, name, told[2], told[1], waits=wait != 0, session=self._store.session, remembered=told[0])
-        stand.fresh = fresh and self._heeds_repeats
+        stand.fresh = fresh and self._can.recognises_retries
         return stand
 
-    def _unheard(self, error: BaseException, name: str) -> None:
-        """An ask failed on its way. Where it may have arrived, no ticket, call or grant stays behind."""
-        if getattr(error, "unsent", False) or (
-            isinstance(error, HeadgateError) and not isinstance(error, StoreUnavailable)
-        ):
+    def _cancel_unanswered(self, error: BaseException, name: str) -> None:
+        """The request failed and may still have been decided. Cancel it in the background so that no ticket, call or
+        grant is left."""
+        if isinstance(error, HeadgateError) and (not isinstance(error, StoreUnavailable) or error.decided is False):
             return
         self._keeper.undo(Cancel(self._policy, name))
 
-    def _ask_now(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
-        """The short way, where the store answers in this thread: a permit, or the reply that is none."""
-        if plan.model is self._model and self._ready is not None and holder is None and lease is None and renew is True:
+    def _ask_now(
+        self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool, prepared: bool = True
+    ) -> Any:
+        """The short way, where the store answers in this thread: a permit, or the reply that is none.
+
+        `prepared` is False where the prepared ask has just been tried and could not decide.
+        """
+        if (
+            prepared
+            and plan.model is self._model
+            and self._ready is not None
+            and (holder is None and lease is None and renew is True)
+        ):
             reply = self._ready(*places(plan))
             if reply is not None:
                 return reply
@@ -243,7 +285,9 @@ class BaseGate(Looking):
                 keeper.watch(permit, length)
         return permit
 
-    def _made(self, plan: Plan, grant: Granted, id: str, told: Told, renew: bool, store: Store | None = None) -> Any:
+    def _permit_for(
+        self, plan: Plan, grant: Granted, id: str, told: Told, renew: bool, store: Store | None = None
+    ) -> Any:
         permit = hand_out(self._permit, self, plan, grant, id, told)
         if store is not None:
             permit._store = store
@@ -258,14 +302,14 @@ class BaseGate(Looking):
             raise error
         if away == "open":
             emit("passed_open", self.name, error=str(error))
-            permit = self._made(plan, (0, 0, 0, False), id, told, renew=False)
+            permit = self._permit_for(plan, (0, 0, 0, False), id, told, renew=False)
             permit._state = UNTRACKED
             return permit
         store, policy = self._outage.local(self._policy, self._keeper.shares)
         mine = policy.plan_of(plan.ref)
         reply = store.decide(Admit(mine, id, told[2], told[1]))
         if isinstance(reply, tuple):
-            return self._made(mine, reply, id, told, renew, store)
+            return self._permit_for(mine, reply, id, told, renew, store)
         return reply
 
     def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
@@ -274,7 +318,7 @@ class BaseGate(Looking):
         Where it may already have been told, and twice would be wrong, a confirmation is left at that, and whoever settles
         a cost has to know.
         """
-        if not getattr(error, "unknown", False):
+        if not error.decided:
             keeper_of(permit._store).later(command)
         elif isinstance(command, Settle) and command.actual is not None:
             raise error
@@ -298,7 +342,7 @@ class BaseGate(Looking):
 
     def _undo(self, effect: Undo, background: bool) -> None:
         """On the way out: at once where nothing is wrong or the store answers at once, else in the background."""
-        if (self._store.remote and background) or self._outage.away:
+        if (self._can.remote and background) or self._outage.away:
             self._keeper.undo(effect.command)
             return
         try:

@@ -134,7 +134,7 @@ class Keeper:
         that is over, which changes nothing where it had worked; but not where the id is the caller's, who may use it again.
         """
         self.later(command)
-        if self.store.remote and getattr(command, "id", "").startswith(f"{self.store.session}-"):
+        if self.store.capabilities.remote and getattr(command, "id", "").startswith(f"{self.store.session}-"):
             self.later(command, TWICE_AFTER)
 
     def withdraw(self, id: str) -> None:
@@ -245,7 +245,7 @@ class Keeper:
         commands = []
         for gate in gates:
             tickets = tuple(self._tickets.get(gate, ())) if beating else ()
-            if self.store.instant:
+            if self.store.capabilities.instant:
                 tickets = tickets[:1]  # no wake is lost on its way, and they die together: one stands for all
             rows = tuple(permit.lease_row() for permit in leases.get(gate, ()))
             commands.append(Renew(gate, rows, self.store.session if tickets else "", tickets))
@@ -296,7 +296,7 @@ class Keeper:
 
     def _told(self, gate: str, pulse: Any) -> None:
         mine = self._tickets.get(gate, {})
-        unknown = tuple(mine) if pulse.unknown and self.store.instant else pulse.unknown
+        unknown = tuple(mine) if pulse.unknown and self.store.capabilities.instant else pulse.unknown
         for ticket in (*pulse.called, *unknown):
             listener = mine.get(ticket)
             if listener is not None:
@@ -311,10 +311,10 @@ _lock = threading.Lock()
 
 def keeper_of(store: Store) -> Keeper:
     """The one keeper of a store in this process. It is kept with the store, and goes with it."""
-    keeper: Keeper | None = getattr(store, "keeper", None)
+    keeper: Keeper | None = store.keeper
     if keeper is None:
         with _lock:
-            keeper = getattr(store, "keeper", None)
+            keeper = store.keeper
             if keeper is None:
                 keeper = store.keeper = Keeper(store)
     return keeper

@@ -42,8 +42,8 @@ def parse_mode(gate: str, mode: object) -> tuple[str, float]:
 class StillAway(StoreUnavailable):
     """The store was away a moment ago and was not tried again: the command has not been sent."""
 
-    #: A store says this of an error as well, where it is sure that nothing was decided.
-    unsent = True
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args, decided=False)
 
 
 class Outage:
@@ -108,7 +108,7 @@ class Outage:
         return reply
 
     def _failed(self, error: StoreUnavailable) -> None:
-        if not getattr(error, "unknown", False):  # one answer was lost; the store is there
+        if not error.decided:  # else one reply was lost, and the store is there
             self.began(error)
 
     def pause(self, reply: Wait, begun: float, wait: int | None) -> float | None:

@@ -10,8 +10,8 @@ from ..errors import Denied, LeaseLost, StoreUnavailable
 from ..kernel.commands import Extend, Release, Stand
 from ..kernel.flows import denied, granted
 from ..kernel.model import NEVER, SECOND, Refusal, Wait
-from ..stores.base import DIGITS
-from .base import checked, checked_holder
+from ..stores.base import DIGITS, checked
+from .base import checked_holder
 from .permit import UNTRACKED
 from .prepared import numbers
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Command, Granted
     from ..kernel.plan import Policy
-    from ..stores.base import Store
+    from ..stores.base import AtOnce, Store
     from .aio import AsyncGate
     from .base import Cost, Key
 
@@ -67,7 +67,7 @@ class Desk:
             checked_holder(holder)
         length = plan.lease if lease is None else gate._lease_for(plan, lease)
         stand = Stand(plan, self._called(id), holder, length, session=gate._store.session, remembered=True)
-        stand.fresh = id is None and not gate._store.remote
+        stand.fresh = id is None and not gate._can.remote
         if plan.policy.waiting == "promise":
             stand.latest = min(round(wait * SECOND), NEVER if gate._max_delay is None else gate._max_delay)
         else:
@@ -112,12 +112,13 @@ class Desk:
         """The reply of a store that need not be waited for, or its error; None where it has to be waited for."""
         gate = self.gate
         store = gate._store
-        if store.instant:
+        if gate._can.instant:
             return store.decide(command)
-        if gate._outage.away or (at_once := getattr(store, "at_once", None)) is None:
+        if gate._outage.away or not gate._can.decides_at_once:
             return None
         try:
-            return at_once(command)
+            at_once: AtOnce = store  # type: ignore[assignment]
+            return at_once.at_once(command)
         except StoreUnavailable as error:
             gate._outage.began(error)
             return error
@@ -127,7 +128,7 @@ class Desk:
         if reply.__class__ is tuple or reply.__class__ is Wait:
             return reply
         if isinstance(reply, StoreUnavailable):
-            self.gate._unheard(reply, stand.id)
+            self.gate._cancel_unanswered(reply, stand.id)
             return self._without_store(stand, reply)
         return granted(stand.plan, reply)
 
@@ -138,7 +139,7 @@ class Desk:
             try:
                 reply = await gate._outage.guard_async(gate._store, stand)
             except BaseException as error:
-                gate._unheard(error, stand.id)
+                gate._cancel_unanswered(error, stand.id)
                 raise
         except StoreUnavailable as error:
             return self._without_store(stand, error)
@@ -148,9 +149,8 @@ class Desk:
         """The grant of one who stands in line. Raises Denied when the time is over. Cancelling it leaves nothing behind."""
         gate = self.gate
         told = (True, stand.lease, stand.holder)
-        store = gate._store
         # Where another task may have decided meanwhile, a call may have been missed: such a one asks again.
-        known = reply if store.instant or store.remote else None
+        known = reply if gate._can.instant or gate._can.remote else None
         try:
             grant: Granted = await gate._drive(
                 gate._waiting(stand.plan, stand.id, told, round(seconds * SECOND), known)
@@ -237,10 +237,10 @@ async def _decide(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
     try:
         # The first gate of a store finds out for all whether it is there.
         desk.gate._outage.check()
-        found = store.execute(commands) if store.instant else await store.aexecute(commands)
+        found = store.execute(commands) if store.capabilities.instant else await store.aexecute(commands)
         desk.gate._outage.ended()
     except StoreUnavailable as error:
-        if not getattr(error, "unknown", False):
+        if not error.decided:
             desk.gate._outage.began(error)
         found = [_alone(*one, error) for one in asked]
     return found

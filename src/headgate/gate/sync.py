@@ -6,12 +6,12 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from .. import duration
-from ..errors import Denied, HeadgateError, StoreUnavailable
+from ..errors import Denied, HeadgateError, IdConflict, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
 from ..kernel.model import SECOND, Wait
-from .base import ONE, BaseGate, checked, ends
+from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import Permit, Place
@@ -66,10 +66,14 @@ class Gate(BaseGate):
             reply = quick()
             if reply.__class__ is Permit:
                 return reply
+            tried = True
+        else:
+            reply, tried = None, False
         plan = self._plan_for(cost, key, priority)
         wait = None if timeout is None else duration.parse(timeout, what="timeout", zero=True)
         if id is None and self._short_way and not self._outage.away:
-            reply = self._ask_now(plan, holder, lease, renew)
+            if reply is None:
+                reply = self._ask_now(plan, holder, lease, renew, not tried)
             if reply.__class__ is Permit:
                 return reply
             self._must_wait(plan, reply, wait)
@@ -106,9 +110,12 @@ class Gate(BaseGate):
                 return reply
             if isinstance(reply, Wait):
                 return None
+            tried = True
+        else:
+            tried = False
         plan = self._plan_for(cost, key, priority)
         if id is None and self._short_way and not self._outage.away:
-            reply = self._ask_now(plan, holder, lease, renew)
+            reply = self._ask_now(plan, holder, lease, renew, not tried)
             if reply.__class__ is Permit:
                 return reply
             if isinstance(reply, Wait):
@@ -131,7 +138,7 @@ class Gate(BaseGate):
 
         Most that ask a store far away can go at once, by an id that is on record, and need no flow.
         """
-        name, told = self._called(plan, id, holder, lease)
+        name, told = self._identify(plan, id, holder, lease)
         begun = monotonic()
         try:
             first: Any = None
@@ -139,17 +146,17 @@ class Gate(BaseGate):
                 try:
                     first = self._outage.guard(self._store, self._standing(plan, name, told, wait, id is None))
                 except BaseException as error:
-                    self._unheard(error, name)
+                    self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is tuple:
-                    return self._made(plan, first, name, told, renew)
+                    return self._permit_for(plan, first, name, told, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
             grant = self._drive(self._waiting(plan, name, told, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, told, error, renew)
-        permit: Permit = self._made(plan, grant, name, told, renew)
+        permit: Permit = self._permit_for(plan, grant, name, told, renew)
         permit.waited = monotonic() - begun
         return permit
 
@@ -158,9 +165,9 @@ class Gate(BaseGate):
     ) -> Place:
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name = self._reservable(cost, key, priority, id)
-        remembered = id is not None or self._store.remote
+        remembered = id is not None or self._can.remote
         grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
-        permit: Permit = self._made(plan, grant, name, (remembered, 0, None), False)
+        permit: Permit = self._permit_for(plan, grant, name, (remembered, 0, None), False)
         return Place(permit, delay / SECOND)
 
     def _drive(self, flow: Flow) -> Any:
@@ -181,7 +188,10 @@ class Gate(BaseGate):
                         if mailbox is None and getattr(effect.command, "waits", False):
                             ticket = effect.command.id  # type: ignore[attr-defined]
                             mailbox = self._mailbox(ticket)
-                        answer = self._outage.guard(store, effect.command)
+                        try:
+                            answer = self._outage.guard(store, effect.command)
+                        except IdConflict as error:
+                            answer = error  # the id is another ask's: nothing of it may be undone
                         sent = True
                     elif isinstance(effect, AwaitWake):
                         if mailbox is None:  # it stood in line before
@@ -235,22 +245,22 @@ class Gate(BaseGate):
         return mailbox
 
     def _run(self, command: Command) -> Any:
-        return checked(self._outage.guard(self._store, command))
+        return self._outage.guard(self._store, command)
 
     def _run_on(self, store: Store, command: Command) -> Any:
-        return checked(store.decide(command))
+        return store.decide(command)
 
     def _settle(self, permit: BasePermit, command: Command) -> Any:
         try:
             if permit._store is self._store:
                 return self._run(command)
-            return checked(permit._store.decide(command))
+            return permit._store.decide(command)
         except StoreUnavailable as error:
             # The lease would come back by itself; telling it later is better than failing work that is done.
             return self._settled_later(permit, command, error)
         except BaseException as error:
             # Interrupted on the way: whether it arrived is unknown, and ending twice is harmless.
-            if self._store.remote and not isinstance(error, HeadgateError) and ends(command):
+            if self._can.remote and not isinstance(error, HeadgateError) and ends(command):
                 keeper_of(permit._store).later(command)
             raise
 

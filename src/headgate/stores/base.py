@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..errors import HeadgateError
 
 TYPE_CHECKING = False
@@ -19,15 +21,13 @@ if TYPE_CHECKING:
     class Store(Protocol):
         """Decides commands. Each command is atomic by itself; a batch costs one round trip.
 
-        Who guarantees atomicity: the store. `memory` and `sqlite` run `command.apply` inside a lock or a transaction.
+        The store guarantees the atomicity: `memory` and `sqlite` run `command.apply` inside a lock or a transaction.
         """
 
         #: As it was opened.
         url: str
-        #: Whether a reply can be lost on the way, so that every ask needs an id that is remembered.
-        remote: bool
-        #: Whether `decide` never waits for anything, so that an event loop may call it.
-        instant: bool
+        #: What it can do beside deciding.
+        capabilities: Capabilities
         #: This process, as far as lines are concerned. Another one after a fork.
         session: str
         #: What keeps leases and tickets alive here; gates set it, and it goes with the store.
@@ -39,31 +39,100 @@ if TYPE_CHECKING:
             """Replies in the order of the commands; an error takes the place of a reply. Raises StoreUnavailable."""
 
         async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
-            """The same without blocking the event loop."""
+            """`execute` without blocking the event loop."""
 
         def decide(self, command: Command) -> Any:
-            """`execute` for one command: the fast path. Raises what `execute` would hand back as an error."""
-
-        def caller(self, gate: str) -> Callable[..., Any] | None:
-            """Where the state is in this process: `admit` and `end` without a command object. None elsewhere."""
-
-        def prepared(self, gate: str, prepare: Callable[[Here], Any]) -> Any:
-            """The same for asks that are all alike: made ready once, for the state where it is. None elsewhere."""
+            """`execute` for one command: the fast path. Raises every error, also those that `execute` hands back."""
 
         def listen(self, ticket: str, listener: Listener) -> None:
-            """Have this process told when the ticket is called, or should look again."""
+            """Waking: have the listener called when the ticket is called, or its waiter should look again."""
 
         def unlisten(self, ticket: str) -> None:
-            """No longer. A ticket that nobody listens for is no error."""
+            """Waking: forget the listener of a ticket. A ticket without one is no error."""
 
         def close(self) -> None:
             """Let go of files, sockets and threads. What is in the store stays."""
 
-        # A guard serves the stores of other processes (`http://`). Where a store has these, it uses them:
-        # `adopt(session, tell)` and `disown(session)`: wakes of that process are told here, and no longer;
-        # `saw(gate, number)`: somebody was told so; returns how far the gate has come, as far as is known here;
-        # `at_once(command)`: the reply, where that takes no waiting and nobody else is there to be decided about with it;
-        # `all_at_once(commands)`: those of commands that came together, where that takes no waiting. Else both return None.
+    class InProcess(Protocol):
+        """The methods of a store with `Capabilities.in_process`: its state is in this process."""
+
+        def caller(self, gate: str) -> Callable[..., Any]:
+            """`admit` and `end` without a command object."""
+
+        def prepared(self, gate: str, prepare: Callable[[Here], Any]) -> Any:
+            """Asks that are all alike, made ready once for the state where it is."""
+
+    class Forwarding(Protocol):
+        """The methods of a store with `Capabilities.forwards_wakes`: it tells one process what concerns another."""
+
+        def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
+            """Have the wakes of another process's tickets told here."""
+
+        def disown(self, session: str) -> None:
+            """No longer tell the wakes of that process here."""
+
+    class Comparing(Protocol):
+        """The method of a store with `Capabilities.compares_seen`: it notices lost state for processes behind a guard."""
+
+        def saw(self, gate: str, number: int) -> int:
+            """A process was told this sequence number. Returns the highest that is known here."""
+
+    class AtOnce(Protocol):
+        """The methods of a store with `Capabilities.decides_at_once`, for event loops. None: use `aexecute`."""
+
+        def at_once(self, command: Command) -> Any:
+            """The reply of an uncontended command that takes no waiting; an error is handed back in its place."""
+
+        def all_at_once(self, commands: Sequence[Command]) -> list[Any] | None:
+            """The replies of commands that came together, where that takes no waiting. Raises StoreUnavailable."""
+
+    class Examined(Protocol):
+        """The method of a store with `Capabilities.examines`, for `headgate doctor`."""
+
+        def examine(self) -> list[tuple[str, str, str]]:
+            """What there is to know of the server: level, detail, remedy."""
+
+    class Created(Protocol):
+        """The method of a store with `Capabilities.creates`, for `headgate doctor --create`."""
+
+        def create(self) -> list[str]:
+            """Make what the store needs (a table), and say what was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do beside deciding. It is declared: gates and the guard never look for a method."""
+
+    #: A reply can be lost on the way, so every ask needs an id that is remembered.
+    remote: bool = False
+    #: `decide` never waits for anything, so an event loop may call it.
+    instant: bool = False
+    #: The state is in this process: `InProcess`.
+    in_process: bool = False
+    #: It recognises its own retries, so a gate may mark an id as made for this very ask (`Stand.fresh`).
+    recognises_retries: bool = False
+    #: Wakes of other processes can be told here: `Forwarding`.
+    forwards_wakes: bool = False
+    #: It compares the numbers that other processes have seen with its own: `Comparing`.
+    compares_seen: bool = False
+    #: An event loop may have it decide without waiting: `AtOnce`.
+    decides_at_once: bool = False
+    #: `headgate doctor` can ask it about its server: `Examined`; and have it made: `Created`.
+    examines: bool = False
+    creates: bool = False
+    #: Microseconds for which it holds a call by default; None: as long as every store that wakes waiters.
+    claim_us: int | None = None
+    #: Microseconds by which the clocks of two processes may be apart. Limits are widened by it.
+    clock_spread_us: int = 0
+    #: The kinds of limit that it can decide; None: all, since the kernel decides.
+    kinds: frozenset[str] | None = None
+
+
+def declared(store: Any) -> Store:
+    """A store that was handed to a gate. One that declares nothing has `remote` and `instant`, as stores once had."""
+    if not hasattr(store, "capabilities"):
+        store.capabilities = Capabilities(remote=store.remote, instant=store.instant)
+    return store  # type: ignore[no-any-return]
 
 
 def ignore_loss(gate: str) -> None:
@@ -73,11 +142,9 @@ def ignore_loss(gate: str) -> None:
 class Here:
     """The state of one gate in this process, and what it takes to decide about it. Time is `ticks() // 1000 + offset`."""
 
-    __slots__ = ("lock", "offset", "records", "ticks", "wake")
+    __slots__ = ("lock", "offset", "records", "ticks")
 
-    def __init__(
-        self, lock: Any, records: DictRecords, ticks: Callable[[], int], offset: int, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, lock: Any, records: DictRecords, ticks: Callable[[], int], offset: int) -> None:
         #: To take it, to let go of it, and to ask whether this thread has it.
         self.lock: tuple[Callable[[], object], Callable[[], None], Callable[[], bool]] = (
             lock.acquire,
@@ -87,7 +154,6 @@ class Here:
         self.records = records
         self.ticks = ticks
         self.offset = offset
-        self.wake = wake
 
 
 class Listeners:
@@ -182,3 +248,10 @@ def run(command: Command, now: int, records: Any) -> Any:
         return command.apply(now, records)
     except HeadgateError as error:
         return error
+
+
+def checked(reply: Any) -> Any:
+    """The reply, or raises the error that stands in its place."""
+    if isinstance(reply, HeadgateError):
+        raise reply
+    return reply

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from ..clock import anchored_clock
 from ..kernel.commands.base import begin
 from ..kernel.records import DictRecords
-from .base import Here, Listeners, at_fork, ignore_loss, new_session, run
+from .base import Capabilities, Here, Listeners, at_fork, checked, ignore_loss, new_session, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class MemoryStore:
     After a fork the child goes on with a copy of its own, as with everything in memory.
     """
 
-    remote = False
-    instant = True
+    capabilities = Capabilities(instant=True, in_process=True, forwards_wakes=True, compares_seen=True)
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -79,14 +78,14 @@ class MemoryStore:
         records = self._gates.get(command.gate) or self._records(command.gate)
         wakes = None
         with self._lock:
-            reply = command.apply(self._clock(), records)
+            reply = run(command, self._clock(), records)
             if records.wakes:
                 wakes = records.wakes[:]
                 records.wakes.clear()
         if wakes is not None:
             for wake in wakes:
                 self._listeners.tell(wake)
-        return reply
+        return checked(reply)
 
     def caller(self, gate: str) -> Callable[..., Any]:
         """`decide` without a command object, for the two decisions that are made most: `admit` and `end`."""
@@ -116,7 +115,7 @@ class MemoryStore:
         """The same for asks that are all alike: made ready once, for the state where it is."""
         records, clock = self._records(gate), self._clock
         ticks = monotonic_ns if self._offset else lambda: clock() * 1000
-        return prepare(Here(self._lock, records, ticks, self._offset, lambda: self._wake(records)))
+        return prepare(Here(self._lock, records, ticks, self._offset))
 
     def _wake(self, records: DictRecords) -> None:
         with self._lock:

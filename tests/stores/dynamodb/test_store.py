@@ -912,7 +912,7 @@ def test_what_the_clock_leaves_open_is_allowed_for_in_every_rate(opened: Callabl
         Quota(10, per="day", slack="1s", name="q"),
         Concurrency(5, name="c"),
     ]
-    window, bucket, quota, slots = store.adapted(limits)
+    window, bucket, quota, slots = Gate("g", limits, store=store).policy.limits
     assert (window.per, window.slack) == (60_100_000, 1_000_000)  # type: ignore[attr-defined]
     assert (bucket.per, bucket.slack) == (60_000_000, 1_100_000)  # type: ignore[attr-defined]
     assert quota.slack == 1_100_000  # type: ignore[attr-defined]

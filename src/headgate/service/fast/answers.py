@@ -144,7 +144,7 @@ class Quick:
 
     def _later(self, asker: Asker, halves: Halves, desk: Desk, command: Any, name: str) -> bytes | None:
         store = desk.store
-        if desk.away or not hasattr(store, "all_at_once"):
+        if desk.away or not store.capabilities.decides_at_once:
             return None
         crowd = self._crowds.get(id(store))
         if crowd is None:

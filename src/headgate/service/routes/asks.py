@@ -115,7 +115,7 @@ async def acquire(guard: Guard, request: Request) -> Response | None:
         slept = True
         left = await guard.left.headers(desk.gate, stand.plan.key)
     # That somebody has hung up is known only after the event loop has had its turn.
-    if slept and not desk.store.instant and request.is_gone():
+    if slept and not desk.store.capabilities.instant and request.is_gone():
         await unheard(desk, stand, "id" in body)
     guard.count(desk.name, "granted", waited, stand)
     return 200, guard.left.whole(desk.policy, left), permit_text(desk, stand, reply, waited).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from time import monotonic
 
 from ...errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
+from ...gate.base import widened
 from ...http.headers import JSON
 from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
 from ...kernel.model import NEVER, SECOND, Ended, Refusal, Wait
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ...gate.base import BaseGate
     from ...kernel.commands import Command
     from ...kernel.limits import Limit
-    from ...stores.base import Store
+    from ...stores.base import Comparing, Store
     from ..app import Guard
     from ..caps import Caps
     from ..web import Request, Response
@@ -123,7 +124,7 @@ class Wire:
                 if gate is not None:
                     gate._outage.ended()
             except StoreUnavailable as error:
-                if gate is not None and not getattr(error, "unknown", False):
+                if gate is not None and not error.decided:
                     gate._outage.began(error)
                 found = [error] * len(places)
             for at, reply in zip(places, found, strict=True):
@@ -154,14 +155,17 @@ class Wire:
                 store = self.store_of(gate)
             except UnknownGate:
                 continue
-            if (saw := getattr(store, "saw", None)) is not None:
-                saw(gate, number)
+            if store.capabilities.compares_seen:
+                comparing: Comparing = store  # type: ignore[assignment]
+                comparing.saw(gate, number)
 
     def _seen(self, gates: set[str]) -> dict[str, int]:
         found = {}
         for gate in gates:
-            if (saw := getattr(self.store_of(gate), "saw", None)) is not None:
-                found[gate] = saw(gate, 0)
+            store = self.store_of(gate)
+            if store.capabilities.compares_seen:
+                comparing: Comparing = store  # type: ignore[assignment]
+                found[gate] = comparing.saw(gate, 0)
         return found
 
     # --- policies ---------------------------------------------------------------------------------------------------
@@ -190,8 +194,7 @@ class Wire:
 
     def _same(self, gate: BaseGate, theirs: Policy) -> Policy:
         ours = gate._policy
-        adapted = getattr(gate._store, "adapted", None)
-        limits = theirs.limits if adapted is None else tuple(adapted(theirs.limits))
+        limits = tuple(widened(theirs.limits, gate.store.capabilities.clock_spread_us))
         found = differences(ours, theirs, limits, set(gate._sources))
         if found:
             raise ConfigError(

@@ -39,7 +39,7 @@ class Wakes:
 
     def __init__(self, stores: Iterable[Store]) -> None:
         # A store that cannot be told to answer for others polls anyway: its waiters learn it by their heartbeats.
-        self._stores: list[Any] = [store for store in stores if hasattr(store, "adopt")]
+        self._stores: list[Any] = [store for store in stores if store.capabilities.forwards_wakes]
         self._streams: dict[str, _Stream] = {}
 
     def __len__(self) -> int:

@@ -9,9 +9,8 @@ from contextlib import suppress
 from ... import duration
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.commands import Renew
-from ...kernel.limits import Limit
 from ...kernel.model import SECOND, Pulse, Wake
-from ..base import Listeners, at_fork, ignore_loss, new_session
+from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
 from .clock import steady
 from .jobs import Job
 from .polling import Looks
@@ -21,7 +20,7 @@ from .writer import GateWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ...clock import Clock
@@ -56,9 +55,6 @@ class DynamoStore:
     processes may be apart, which every rate allows for; `clock` (microseconds) is for tests.
     """
 
-    remote = True
-    instant = False
-    claim = CLAIM
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -78,6 +74,7 @@ class DynamoStore:
         self.url = f"dynamodb://{table}" if url is None else url
         self.table = Table(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
         self.spread = 0 if clock is not None else round(spread * SECOND)
+        self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM, clock_spread_us=self.spread)
         #: Whether items are given a time to live: not under a clock that only tests believe in.
         self.expires = clock is None
         self._clock = clock
@@ -99,13 +96,6 @@ class DynamoStore:
         self.table.begin_in_child()
         self._begin()
 
-    # --- for gates ----------------------------------------------------------------------------------------------
-
-    def adapted(self, limits: Iterable[Limit]) -> list[Limit]:
-        """Limits that hold although the clocks of two processes may be apart by `spread`."""
-        # What is no limit is refused by the policy, which says what would be right.
-        return [limit.widened(self.spread) if isinstance(limit, Limit) else limit for limit in limits]
-
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
@@ -117,9 +107,7 @@ class DynamoStore:
         [ask] = job.asks
         if ask.error is not None:
             raise ask.error
-        if ask.raised:
-            raise ask.reply
-        return ask.reply
+        return checked(ask.reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         replies, jobs = self._jobs(commands, None)
@@ -198,14 +186,6 @@ class DynamoStore:
             with self._lock:
                 writer = self._writers.setdefault(gate, GateWriter(self, self.table, gate))
         return writer
-
-    def caller(self, gate: str) -> Callable[..., Any] | None:
-        """The state is not in this process."""
-        return None
-
-    def prepared(self, gate: str, prepare: Callable[[Any], Any]) -> Any:
-        """The state is not in this process."""
-        return None
 
     # --- time ---------------------------------------------------------------------------------------------------
 

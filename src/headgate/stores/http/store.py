@@ -10,10 +10,10 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ...errors import HeadgateError, IdConflict, StoreFormatError, StoreUnavailable
+from ...errors import HeadgateError, StoreFormatError, StoreUnavailable
 from ...kernel.commands import Cancel
 from ...kernel.model import Ended
-from ..base import at_fork, ignore_loss, new_session
+from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
 from ..remote.coalescing import AsyncJob, AsyncLane, Job, Lane, OutcomeUnknown, Watch, fail_all
 from .client import Broken, Endpoint, Refused, Silent
 from .wake import Subscriber
@@ -52,8 +52,7 @@ class HttpStore:
     `$HEADGATE_TOKEN`. After `close` the next call connects again.
     """
 
-    remote = True
-    instant = False
+    capabilities = Capabilities(remote=True)
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -87,10 +86,7 @@ class HttpStore:
         self._lane.run(job)
         if job.error is not None:
             raise job.error
-        reply = job.replies[0]
-        if isinstance(reply, HeadgateError) and not isinstance(reply, IdConflict):
-            raise reply
-        return reply
+        return checked(job.replies[0])
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
@@ -131,14 +127,6 @@ class HttpStore:
                 self._loops.pop(ended, None)
             loop = self._loops[running] = _Loop(self, running)
         return loop
-
-    def caller(self, gate: str) -> Callable[..., Any] | None:
-        """The state is not in this process."""
-        return None
-
-    def prepared(self, gate: str, prepare: Callable[[Any], Any]) -> Any:
-        """The state is not in this process."""
-        return None
 
     # --- one request ----------------------------------------------------------------------------------------------
 

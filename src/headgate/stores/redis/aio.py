@@ -377,7 +377,5 @@ class AsyncLane:
         future = first.future
         if future.done() and not future.cancelled() and type(error := future.exception()) is StoreUnavailable:
             for job in self.waiting:
-                failure = StoreUnavailable(*error.args)
-                failure.unsent = True  # type: ignore[attr-defined]
-                job.fail(failure)
+                job.fail(StoreUnavailable(*error.args, decided=False))
             self.waiting.clear()

@@ -86,8 +86,8 @@ class Call:
             # One error each: they are raised in different threads.
             failure = type(error)(*error.args)
             failure.__cause__ = error.__cause__
-            # For gates: it has surely not been decided, so there is nothing to undo.
-            failure.unsent = refused or not job.sent  # type: ignore[union-attr]
+            if isinstance(failure, StoreUnavailable) and (refused or not job.sent):
+                failure.decided = False
             job.fail(failure)
 
 

@@ -9,10 +9,10 @@ from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 from time import monotonic, sleep
 
-from ...errors import HeadgateError, IdConflict
+from ...errors import HeadgateError
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
-from ..base import at_fork, ignore_loss, new_session
+from ..base import Capabilities, at_fork, ignore_loss, new_session
 from ..remote.coalescing import AsyncJob, Job
 from .aio import Loop
 from .client import Endpoint
@@ -44,10 +44,9 @@ class RedisStore:
     After `close` the next call connects again.
     """
 
-    remote = True
-    instant = False
-    #: It knows what it sends a second time, so a gate may say of an id that it was made for this very ask.
-    heeds_repeats = True
+    capabilities = Capabilities(
+        remote=True, recognises_retries=True, forwards_wakes=True, compares_seen=True, examines=True
+    )
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -92,7 +91,7 @@ class RedisStore:
         if reply.__class__ is Wait:
             if command.__class__ is Stand and command.waits and command.remembered:
                 self._errands.add(command)
-        elif isinstance(reply, HeadgateError) and not isinstance(reply, IdConflict):
+        elif isinstance(reply, HeadgateError):
             raise reply
         return reply
 
@@ -157,14 +156,6 @@ class RedisStore:
             loop = self._loops[running] = Loop(self._calls, running)
         self._loop = loop
         return loop
-
-    def caller(self, gate: str) -> Callable[..., Any] | None:
-        """The state is not in this process."""
-        return None
-
-    def prepared(self, gate: str, prepare: Callable[[Any], Any]) -> Any:
-        """The state is not in this process."""
-        return None
 
     # --- waking -----------------------------------------------------------------------------------------------------
 

@@ -49,10 +49,10 @@ EARLY = 4096
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The answer was lost, and sending it again might do it twice."""
+    """The reply was lost although the store is there, and sending the command again might do it twice."""
 
-    #: For gates: the store is there, and this must not be sent later either.
-    unknown = True
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args, decided=True)
 
 
 def repeatable(command: Command) -> bool:
@@ -76,8 +76,8 @@ def fail_all(jobs: Iterable[Job | AsyncJob], error: HeadgateError, *, undecided:
     for job in jobs:
         failure = type(error)(*error.args)
         failure.__cause__ = error.__cause__
-        # For gates: it has surely not been decided, so there is nothing to undo.
-        failure.unsent = undecided or not job.sent  # type: ignore[attr-defined]
+        if isinstance(failure, StoreUnavailable) and (undecided or not job.sent):
+            failure.decided = False
         job.fail(failure)
 
 

@@ -10,7 +10,7 @@ from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
 from ...sqlite_file import SYNCHRONOUS, BusyRetry, DatabaseFile, register_for_fork_and_exit
-from ..base import Listeners, ignore_loss, new_session
+from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
 from .schema import STORE_FORMAT
 from .transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
 from .wakes import TicketWaker
@@ -40,8 +40,7 @@ class SqliteStore:
     the next call opens the file again.
     """
 
-    remote = False
-    instant = False
+    capabilities = Capabilities(forwards_wakes=True, compares_seen=True, decides_at_once=True)
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
@@ -82,14 +81,9 @@ class SqliteStore:
                 reply = self._transactions.alone(command)
             if reply is not NOT_ALONE:
                 self._tell()
-                if reply.__class__ is Raised:
-                    raise reply.error
-                return reply
-        job = Job((command,))
-        [reply] = self._run(job)
-        if job.raised:
-            raise reply
-        return reply
+                return checked(reply.error if reply.__class__ is Raised else reply)
+        [reply] = self._run(Job((command,)))
+        return checked(reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         return self._run(Job(commands)) if commands else []
@@ -202,14 +196,6 @@ class SqliteStore:
         finally:
             job.bell = None
             timer.cancel()
-
-    def caller(self, gate: str) -> Callable[..., Any] | None:
-        """The state is not in this process."""
-        return None
-
-    def prepared(self, gate: str, prepare: Callable[[Any], Callable[[int], Any]]) -> Callable[[], Any] | None:
-        """The state is not in this process."""
-        return None
 
     # --- waking -----------------------------------------------------------------------------------------------------
 
