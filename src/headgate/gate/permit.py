@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InvalidInput, LeaseLost
 from ..events import emit
 from ..kernel.commands import Pause, Renew, Settle, end
-from ..kernel.model import OUTCOMES, SECOND, Ended
+from ..kernel.model import OUTCOMES, SECOND, Ended, checked_outcome
 from .keeper import keeper_of
 
 TYPE_CHECKING = False
@@ -113,11 +113,10 @@ class BasePermit:
 
     def _ending(self, outcome: str, retry_after: float | None) -> Settle | None:
         """The command that ends it, or None when the store need not know."""
-        if outcome not in OUTCOMES:
-            raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
+        refunds = OUTCOMES[checked_outcome(outcome)].refunds
         if self._state:
             return None
-        if outcome == "unsent" and self._confirmed:
+        if refunds and self._confirmed:
             raise InvalidInput(f"permit {self.id!r} was confirmed: the upstream has counted it, so it was sent")
         delay = 0
         if retry_after is not None:
@@ -132,9 +131,10 @@ class BasePermit:
         return Settle(plan, at, self.id, outcome, self._told[0], delay, None, self._confirmed, worth)
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
-        if outcome == "unsent" or delay:
+        told = OUTCOMES[outcome]
+        if told.refunds or delay:
             return True
-        return outcome not in ("error", "unsent") and self._grant[3] and not self._confirmed
+        return told.answered and self._grant[3] and not self._confirmed
 
     def _ended(self, reply: Any, outcome: str) -> bool:
         if reply.lost:
@@ -302,7 +302,7 @@ class Permit(BasePermit):
         outcome, pause = self._read(response)
         if pause is not None:
             self._gate._settle(self, pause)
-        if outcome != "error":
+        if OUTCOMES[outcome].answered:
             self.confirm()
         return outcome
 
@@ -360,7 +360,7 @@ class AsyncPermit(BasePermit):
         outcome, pause = self._read(response)
         if pause is not None:
             await self._gate._settle(self, pause)
-        if outcome != "error":
+        if OUTCOMES[outcome].answered:
             await self.confirm()
         return outcome
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-OVERLOADED = frozenset({502, 503, 504, 529})
+#: Status of an answer → the outcome that it tells of, where it tells that the upstream could not take the call.
+REFUSALS = {429: "rate_limited", 502: "overloaded", 503: "overloaded", 504: "overloaded", 529: "overloaded"}
 
 
 class Report:
@@ -35,12 +36,11 @@ def read(response: Any, now: float) -> Report:
     response = getattr(response, "response", None) or response
     status = _status(response)
     headers = {str(name).lower(): str(value) for name, value in dict(_field(response, "headers") or {}).items()}
-    if status == 429 or status in OVERLOADED:
+    refusal = REFUSALS.get(status)
+    if refusal is not None:
         body = _body(response)
         after = _retry_after(headers, body, now)
-        if status == 429 and _permanent(body):
-            return Report("rate_limited", after, permanent=True)
-        return Report("rate_limited" if status == 429 else "overloaded", after)
+        return Report(refusal, after, permanent=status == 429 and _permanent(body))
     if status >= 500:
         return Report("error")
     return Report("ok", _used_up(headers, now))

@@ -8,18 +8,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import InvalidInput
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-#: How a permit can end. The first three tell of an answer from upstream.
-OUTCOMES = ("ok", "rate_limited", "overloaded", "error", "unsent")
-
 #: Later than any moment: what a limit answers when a cost can never fit.
 NEVER = 2**53
 
 SECOND = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One way in which a permit can end, and all that follows from it."""
+
+    #: When to use it.
+    about: str
+    #: It tells of an answer: the upstream has counted the call by now.
+    answered: bool = False
+    #: Together with a retry delay it pauses the gate.
+    pauses: bool = False
+    #: The charge is given back.
+    refunds: bool = False
+    #: How an adaptive limit takes it: 1 as a success, -1 as congestion, 0 not at all.
+    adapts: int = 0
+
+
+#: How a permit can end. Permits, commands, the script on Redis, shapes and metrics read this table.
+OUTCOMES: dict[str, Outcome] = {
+    "ok": Outcome("it was answered", answered=True, adapts=1),
+    "rate_limited": Outcome("the upstream refused it", answered=True, pauses=True, adapts=-1),
+    "overloaded": Outcome("the upstream is in trouble", answered=True, pauses=True, adapts=-1),
+    "error": Outcome("it failed, and may still be under way"),
+    "unsent": Outcome("it was never sent", refunds=True),
+}
+
+
+def checked_outcome(outcome: object) -> str:
+    """The name of an outcome, or an InvalidInput that lists them."""
+    if not isinstance(outcome, str) or outcome not in OUTCOMES:
+        raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
+    return outcome
 
 
 @dataclass(slots=True)

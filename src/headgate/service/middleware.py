@@ -15,6 +15,7 @@ from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
 from ..http.headers import FRESH, Left, policy_field, with_limit
 from ..http.problems import problem_of
+from ..http.report import REFUSALS
 from ..kernel.plan import KEY_ALPHABET
 from .web import encode
 
@@ -42,7 +43,7 @@ ANONYMOUS = "anonymous"
 KEPT = 65_536
 
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
-_OUTCOMES = {429: "rate_limited", 503: "overloaded", 504: "overloaded"}
+_OUTCOMES = {status: REFUSALS[status] for status in (429, 503, 504)}
 
 
 def at_the_boundary(limits: Iterable[Limit]) -> list[Limit]:

@@ -14,6 +14,7 @@ import threading
 from bisect import bisect_left
 
 from ..kernel.limits import kind_of
+from ..kernel.model import OUTCOMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         def gate(self) -> str: ...
 
 
+*_MOST, _LAST = OUTCOMES
+
 #: Name → type, labels, and what it is.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "headgate_info": ("gauge", ("version",), "Always 1; the version is a label."),
@@ -38,7 +41,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "headgate_upstream_total": (
         "counter",
         ("gate", "class"),
-        "Permits that were released, by what became of the call: ok, rate_limited, overloaded, error or unsent.",
+        f"Permits that were released, by what became of the call: {', '.join(_MOST)} or {_LAST}.",
     ),
     "headgate_leases": ("gauge", ("gate", "limit"), "Live leases."),
     "headgate_used": ("gauge", ("gate", "limit"), "Units of a limit that count now."),

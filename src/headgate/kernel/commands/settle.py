@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidInput
 from .. import line
 from ..limits import prune
-from ..model import OUTCOMES, Ended
+from ..model import OUTCOMES, Ended, checked_outcome
 from ..plan import Plan, recall
 from ..records import busy
 from .base import ENDED, LOST, REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, pause
@@ -93,9 +92,9 @@ class Settle(Command):
         self._amounts(records, now, steps, lost, confirmed)
         if outcome is not None and permit is not None:
             ref, at, _, fence, leased, _, worth = permit[:7]
-            ended = TAKEN_BACK if outcome == "unsent" else True
+            ended = TAKEN_BACK if OUTCOMES[outcome].refunds else True
             records.space("permits").put(self.id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
-        if self.retry_after and outcome in ("rate_limited", "overloaded"):
+        if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
             pause(records, now + self.retry_after, f"upstream: {outcome}")
         if busy(records)[3]:
             line.freed(records, now, steps)
@@ -153,11 +152,12 @@ class Settle(Command):
         # A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back,
         # or shorten, what others were charged; so only what it cost in addition is charged.
         outcome, at, actual = self.outcome, self.at, self.actual
-        told = self.worth and not (lost or confirmed) and outcome in ("ok", "rate_limited", "overloaded")
+        refunds = outcome is not None and OUTCOMES[outcome].refunds
+        told = outcome is not None and OUTCOMES[outcome].answered and self.worth and not (lost or confirmed)
         for limit, member, cost, value, _, _, _, _ in steps:
             if limit.leased:
                 continue
-            if outcome == "unsent":
+            if refunds:
                 if not lost:
                     limit.refund(records, now, member, cost, value, at, confirmed)
                 continue
@@ -183,12 +183,10 @@ class Release(Command):
         retry_after: int = 0,
         actual: Mapping[str, float] | None = None,
     ) -> None:
-        if outcome not in OUTCOMES:
-            raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
         self.gate = policy.name
         self.policy = policy
         self.id = id
-        self.outcome = outcome
+        self.outcome = checked_outcome(outcome)
         self.retry_after = retry_after
         self.actual = actual
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidInput
+from ..model import OUTCOMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ def _count(what: str, number: object) -> int:
 
 
 class Aimd:
-    """Additive increase, and a step down on refusal (`rate_limited` or `overloaded`).
+    """Additive increase, and a step down on congestion: on an outcome that says that the upstream refused.
 
     Starts at `start`, never below `minimum`; each congestion takes `decrease` off, however many refusals it brought;
     every `increase_every` successes in a row add one, if at least half of the working limit was in use.
@@ -50,11 +51,12 @@ class Aimd:
         maximum: float,
     ) -> tuple[float, int, int]:
         """(working, streak, shrunk) after a permit that was granted at `granted` ended with `outcome`."""
-        if outcome in ("rate_limited", "overloaded"):
+        adapts = OUTCOMES[outcome].adapts
+        if adapts < 0:
             if granted <= shrunk:
                 return working, 0, shrunk  # asked before the last shrink: the same congestion
             return max(min(self.minimum, maximum), working - self.decrease), 0, now
-        if outcome != "ok":
+        if not adapts:
             return working, streak, shrunk
         streak += 1
         if streak < self.increase_every:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...http.problems import Problem
+from ...kernel.model import OUTCOMES
 from ..schema import shapes
 from ..web import json_response
 from .gates import known
@@ -13,15 +14,17 @@ if TYPE_CHECKING:
     from ..web import Request, Response
 
 #: How a permit that somebody else holds may be ended: as if it failed, or as if it was never sent.
-OUTCOMES = ("error", "unsent")
-OUTCOME = shapes.choice("How it ended. `unsent` gives back what it counts on the rates too. Default: error.", *OUTCOMES)
+UNANSWERED = tuple(name for name, outcome in OUTCOMES.items() if not outcome.answered)
+OUTCOME = shapes.choice(
+    "How it ended. `unsent` gives back what it counts on the rates too. Default: error.", *UNANSWERED
+)
 
 
 async def end_lease(guard: Guard, request: Request) -> Response:
     """The id is one of `/holders`; unlike a release by its holder it takes the scope configure, whoever holds it."""
     outcome = known(request, "outcome").get("outcome", "error")
-    if outcome not in OUTCOMES:
-        raise Problem(400, "bad-query", f"outcome must be one of {', '.join(OUTCOMES)}, not {outcome!r:.80}")
+    if outcome not in UNANSWERED:
+        raise Problem(400, "bad-query", f"outcome must be one of {', '.join(UNANSWERED)}, not {outcome!r:.80}")
     desk, id = guard.desk(request.params["gate"]), request.params["id"]
     gate, _, name = id.partition(":")
     if gate != desk.name or not name:

@@ -12,7 +12,7 @@ from ...gate.base import checked_holder
 from ...http.problems import Problem
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
 from ...kernel.limits import LARGEST, positive
-from ...kernel.model import NEVER, OUTCOMES
+from ...kernel.model import NEVER, checked_outcome
 from ...stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
 
 TYPE_CHECKING = False
@@ -129,7 +129,7 @@ class Reading:
         _int("at", at, 0, NEVER)
         _int("confirmed", confirmed, 0, NEVER)
         if outcome is not None:
-            _outcome(outcome)
+            checked_outcome(outcome)
         delay = _int("retry_after", retry_after, 0, NEVER)
         amounts = _actual(plan.policy, actual)
         return Settle(
@@ -139,7 +139,7 @@ class Reading:
     def release(self, number: Any, id: Any, outcome: Any, retry_after: Any, actual: Any) -> Command:
         policy = self.policy(number)
         delay = _int("retry_after", retry_after, 0, NEVER)
-        return Release(policy, _id(id), _outcome(outcome), delay, _actual(policy, actual))
+        return Release(policy, _id(id), outcome, delay, _actual(policy, actual))
 
     def cancel(self, number: Any, id: Any) -> Command:
         return Cancel(self.policy(number), _id(id))
@@ -232,12 +232,6 @@ def check_session(value: Any) -> str:
     if not isinstance(value, str) or not _SESSION.fullmatch(value):
         raise InvalidInput(f"a session is of 1 to 32 small letters, digits and -, not {value!r}")
     return value
-
-
-def _outcome(value: Any) -> str:
-    if value not in OUTCOMES:
-        raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {value!r}")
-    return str(value)
 
 
 def _actual(policy: Policy, value: Any) -> dict[str, float] | None:

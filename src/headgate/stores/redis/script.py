@@ -6,15 +6,17 @@ from functools import cache
 from hashlib import sha1
 from pathlib import Path
 
+from ...kernel.model import OUTCOMES
+
+#: The kinds of limit that the script has, a file of `lua/` each.
+KINDS = ("bucket", "window", "quota", "concurrency")
+
 #: The parts of the script, each of one file or of several, in this order: each uses what stands in those before it.
 PARTS = {
     "names": ("names",),
     "records": ("records/spaces", "records/order", "records/write"),
     "limits": ("limits",),
-    "bucket": ("bucket",),
-    "window": ("window",),
-    "quota": ("quota",),
-    "concurrency": ("concurrency",),
+    **{kind: (kind,) for kind in KINDS},
     "plan": ("plan",),
     "line": ("line/state", "line/sessions", "line/standing", "line/serving"),
     "commands": ("commands/base", "commands/admit", "commands/settle"),
@@ -46,12 +48,22 @@ end {name}_file() end
 """
 
 
+def _outcomes() -> str:
+    """The kernel's table of outcomes as a table of Lua: the inside of its braces."""
+    rows = []
+    for name, outcome in OUTCOMES.items():
+        flags = [flag for flag in ("answered", "pauses", "refunds") if getattr(outcome, flag)]
+        rows.append(f"{name} = {{{', '.join([*(f'{flag} = true' for flag in flags), f'adapts = {outcome.adapts}'])}}}")
+    return ", ".join(rows)
+
+
 @cache
 def _body() -> str:
     folder = Path(__file__).parent / "lua"
     parts = []
     for name, files in PARTS.items():
         part = "\n".join((folder / f"{file}.lua").read_text(encoding="utf-8") for file in files)
+        part = part.replace("--[[OUTCOMES]]", _outcomes())
         form = "{part}" if name in PLAIN else _MODULE if name in ON_DEMAND else _BODY
         parts.append(form.format(name=name, part=part))
     return "\n".join(parts)

@@ -1,7 +1,7 @@
 -- The token bucket: the port of limits/bucket.py, where its state and its promises are explained.
 
 function makers.bucket()
-  local Bucket = {kind = 'bucket', leased = false, confirmable = false}
+  local Bucket = {kind = 'bucket', leased = false, confirmable = false, held = 4}
   local DUST, FLOORS = 1e-9, 16
 
   function Bucket:made(row)
@@ -105,6 +105,12 @@ function makers.bucket()
         end
       end
       return floor(last + units * state[5][1] + state[5][2]) + 1
+    end
+
+    -- A state knows the limit's own rate only: one whose rate was overridden is remembered so many times as long.
+    local SLOWER = 1000
+    function Bucket.until_overridden(state, until_)
+      return until_ + (until_ - state[3]) * SLOWER
     end
 
     -- --- what still counts of an old charge ----------------------------------------------------------------------------

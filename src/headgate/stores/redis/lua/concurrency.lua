@@ -10,7 +10,7 @@ function prune(leases, now)
 end
 
 function makers.concurrency()
-  local Concurrency = {kind = 'concurrency', leased = true, confirmable = false}
+  local Concurrency = {kind = 'concurrency', leased = true, confirmable = false, held = false}
   local MEMORY, DUST = 24 * 3600 * SECOND, 1e-9
   -- For how long after a state was last marked the leases have surely not ended by themselves: a week less that day.
   local KEPT = 6 * MEMORY
@@ -175,11 +175,12 @@ function makers.concurrency()
     -- {working, streak, shrunk} after a permit that was granted at `granted` ended with `outcome`.
     local function following(adaptive, working, streak, shrunk, outcome, granted, now, in_use, maximum)
       local minimum, decrease, increase_every = adaptive[2], adaptive[3], adaptive[4]
-      if outcome == 'rate_limited' or outcome == 'overloaded' then
+      local adapts = outcome_of(outcome).adapts
+      if adapts < 0 then
         if granted <= shrunk then return working, 0, shrunk end -- asked before the last shrink: the same congestion
         return max(min(minimum, maximum), working - decrease), 0, now
       end
-      if outcome ~= 'ok' then return working, streak, shrunk end
+      if adapts == 0 then return working, streak, shrunk end
       streak = streak + 1
       if streak < increase_every then return working, streak, shrunk end
       if 2 * in_use >= working and working < maximum then working = working + 1 end

@@ -35,6 +35,14 @@ function kind_of(name)
   return kind
 end
 
+local OUTCOMES = nil
+
+-- What follows from how a permit ended, as OUTCOMES of kernel/model.py has it; no flag is set where it goes on (false).
+function outcome_of(name)
+  OUTCOMES = OUTCOMES or {[false] = {}, --[[OUTCOMES]]}
+  return OUTCOMES[name]
+end
+
 -- The state of a limit's member, or nil; an error where it is of another kind.
 function state_of(limit, member)
   local state = states:get(member)

@@ -18,6 +18,7 @@ local TAG
 local records, states, permits, begin_records, begin_line, write_records, space, drop, names, states_there, amend, is_before
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
+local outcome_of
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
 local earliest, earliest_now, blocked_by, charge, hold, let_go

@@ -3,7 +3,7 @@
 -- with them.
 
 function makers.quota()
-  local Quota = {kind = 'quota', leased = false, confirmable = false, room = false}
+  local Quota = {kind = 'quota', leased = false, confirmable = false, held = 3, room = false}
   local DAY, CHUNK = 86400, 2 ^ 27
   local LENGTHS = {minute = 60 * SECOND, hour = 3600 * SECOND}
 

@@ -1,7 +1,7 @@
 -- The exact sliding window: the port of limits/window.py, where its state and its slots are explained.
 
 function makers.window()
-  local Window = {kind = 'window', leased = false, confirmable = true}
+  local Window = {kind = 'window', leased = false, confirmable = true, held = 4}
   local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING = 0.25, 50, 1e-6
 
   function Window:made(row)

@@ -1,6 +1,6 @@
 -- The commands: the port of commands/. Each decides about one gate; a reply is what redis_wire.py makes a value of.
 
-local REAP, SLOWER, TAKEN_BACK = 512, 1000, 2
+local REAP, TAKEN_BACK = 512, 2
 
 -- A number that a reply can carry exactly: as text above 2^53.
 local function whole(number)
@@ -20,9 +20,6 @@ local function ended_of(lost, adapted)
   return (lost and 1 or 0) + (adapted and 2 or 0)
 end
 
--- Where the state of a kind says what called tickets hold.
-local HELD = {window = 4, bucket = 4, quota = 3}
-
 -- Among what is assumed after a loss: that the line is gone, and nobody holds anything any more.
 local NO_LINE = ''
 
@@ -40,11 +37,12 @@ local function reap(now)
     local score, member = states:first()
     if not score or score > now then break end
     local state = states:get(member)
-    local until_ = state and kind_of(state[1]).until_(member, state) or 0
-    if until_ <= now and state and state[1] == 'bucket' and records.head.overrides > 0 and is_overridden(member) then
-      until_ = until_ + (until_ - state[3]) * SLOWER -- at the rate in force it may run off far more slowly
+    local kind = state and kind_of(state[1])
+    local until_ = state and kind.until_(member, state) or 0
+    if until_ <= now and state and kind.until_overridden and records.head.overrides > 0 and is_overridden(member) then
+      until_ = kind.until_overridden(state, until_) -- at the value in force it may run off far more slowly
     end
-    if until_ <= now and state and HELD[state[1]] and state[HELD[state[1]]] ~= 0 then
+    if until_ <= now and state and kind.held and state[kind.held] ~= 0 then
       until_ = now + SECOND -- a call holds some of it, which has no end of its own
     end
     if until_ > now then
@@ -108,11 +106,12 @@ local function steps_in_force(now, plan)
     local assumed, over = space('assumed'), now > lost + REMEMBER
     for _, step in ipairs(steps) do
       local limit = step.limit
-      if (limit.kind == 'window' or limit.kind == 'bucket') and now < lost + limit.per + limit.slack then over = false end
+      if type(limit.per) == 'number' and now < lost + limit.per + limit.slack then over = false end
       if not assumed:get(step.member) then
         local state = states:get(step.member)
-        if state and HELD[state[1]] and assumed:get(NO_LINE) then
-          state[HELD[state[1]]] = 0
+        local held = state and kind_of(state[1]).held
+        if held and assumed:get(NO_LINE) then
+          state[held] = 0
           states:touch(step.member)
         end
         limit:assume_used(now, step.member, step.value, lost)

@@ -36,14 +36,14 @@ local function endings()
   local function amounts(now, steps, lost, end_, at, confirmed)
     -- A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back, or
     -- shorten, what others were charged; so only what it cost in addition is charged.
-    local outcome, actual = end_.outcome, end_.actual
+    local outcome, actual = outcome_of(end_.outcome), end_.actual
     local told = end_.worth and not lost and confirmed == 0
-      and (outcome == 'ok' or outcome == 'rate_limited' or outcome == 'overloaded' or (not outcome and not actual))
+      and (outcome.answered or (not end_.outcome and not actual))
     for _, step in ipairs(steps) do
       local limit, cost = step.limit, step.cost
       if limit.leased then
         -- It has no amount.
-      elseif outcome == 'unsent' then
+      elseif outcome.refunds then
         if not lost then limit:refund(now, step.member, cost, step.value, at, confirmed) end
       else
         local really = actual and actual[limit.unit]
@@ -89,10 +89,10 @@ local function endings()
     local only_confirmed = not outcome and not end_.actual
     if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
     if outcome and permit then
-      local ended = outcome == 'unsent' and TAKEN_BACK or true
+      local ended = outcome_of(outcome).refunds and TAKEN_BACK or true
       permits:put(id, {permit[1], permit[2], now, permit[4], permit[5], ended, permit[7]}, now + REMEMBER)
     end
-    if end_.retry_after ~= 0 and (outcome == 'rate_limited' or outcome == 'overloaded') then
+    if end_.retry_after ~= 0 and outcome_of(outcome).pauses then
       pause(now + end_.retry_after, 'upstream: ' .. outcome)
     end
     if head.tickets > 0 then
