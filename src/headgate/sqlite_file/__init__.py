@@ -1,4 +1,4 @@
-"""A SQLite file that several processes of one machine share: opened, told from other files, locked, timed and checkpointed.
+"""A SQLite file that several processes of one machine share: opened, recognised, locked, timed and checkpointed.
 
 It knows no schema. Its user (the SQLite store; a queue) hands in a `FileFormat`: an application id, a format number, the
 statements that make the tables. It gets a `DatabaseFile` with a connection in WAL mode, a clock that all processes share,

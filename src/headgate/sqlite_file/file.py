@@ -45,7 +45,7 @@ _LONGEST_LOG = 65536
 
 
 class FileFormat(NamedTuple):
-    """What the files of one application hold, and how they are told from all others."""
+    """What the files of one application hold, and how they are recognised."""
 
     #: In the header of every file of this kind.
     application_id: int

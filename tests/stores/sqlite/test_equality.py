@@ -128,7 +128,7 @@ def unpacked(gate: str, packed: Any) -> dict[Any, Any]:
 @contextmanager
 def both() -> Iterator[Both]:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_transactions, "WARY", 1)  # though the other one writes as well
+        patch.setattr(sqlite_transactions, "CONTENDED_FOR", 1)  # though the other one writes as well
         pair = Both(folder)
         try:
             yield pair

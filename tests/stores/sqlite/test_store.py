@@ -901,7 +901,7 @@ def test_a_task_that_is_cancelled_just_after_its_decision_gets_it_and_the_cancel
             seen.append(reply)
             await asyncio.sleep(10)
 
-        store._transactions.company = 5  # it waits for others, and one of them decides for it
+        store._transactions.concurrent_callers = 5  # it waits for others, and one of them decides for it
         first, second = asyncio.create_task(work()), asyncio.create_task(work())
         while not seen:
             await asyncio.sleep(0)

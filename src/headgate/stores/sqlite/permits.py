@@ -9,7 +9,7 @@ id that it ever had:
                            highest number, [asked for …], "number,granted,ends,fence,how,asked for;…"]
 
 The numbers of entries are differences to the first. Numbers of a name only rise from run to run, so runs do not overlap: an
-id is in the run with the lowest key that is not below it, or in none. Each id is in one place: in a run, or in a row.
+id is in the run with the lowest key that is not below it, or in none. An id is in one place: in a run, or in a row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_numbered(id: Any) -> bool:
 
 
 def _is_usual(value: Any) -> bool:
-    """Whether it is a permit that nobody has confirmed."""
+    """Whether it is a permit that was not confirmed."""
     return value.__class__ is tuple and len(value) == 7
 
 
@@ -63,14 +63,14 @@ class Run:
         self._first = first
         self._begins = f"{encode_json((name, *first))[:-1]},"
         self.last = last
-        #: Under which it is stored; None for the one in the head.
+        #: The member under which it is stored; None for the run in the head.
         self.key: str | None = None
         self._asked: dict[str, tuple[int, Any]] = {}
         self._asked_last: tuple[Any, int] = (None, 0)
-        #: By id: the text of its entry, and when it may be forgotten.
+        #: By id: the text of its entry, and the time at which it may be forgotten.
         self.parts: dict[str, str] = {}
         self.scores: dict[str, Score] = {}
-        #: Pairs, the lowest last; made up when somebody asks for the first.
+        #: Pairs, the lowest last; None until `first` needs them.
         self.order: list[Pair] | None = None
         self.size = 0
 
@@ -94,7 +94,7 @@ class Run:
         return [self.name, *self._first, self.last, asked, ";".join(self.parts.values())]
 
     def text(self) -> str:
-        """The same as JSON, in short."""
+        """`packed` as JSON, made directly from the texts."""
         return f'{self._begins}{self.last},[{",".join(self._asked)}],"{";".join(self.parts.values())}"]'
 
     def value(self, id: str) -> Any:
@@ -154,7 +154,7 @@ class Run:
             self.order = None
 
     def lowest(self) -> Score:
-        """When the first of them may be forgotten."""
+        """The time at which the first of its permits may be forgotten."""
         return min(self.scores.values()) if self.order is None else self.order[-1][0]
 
     def first(self) -> Pair:
@@ -170,13 +170,13 @@ class Permits(SqliteSpace):
 
     def __init__(self, owner: SqliteRecords, packed: Any, complete: bool) -> None:
         super().__init__(owner, f"{owner.gate}/permits/", False, complete)
-        #: The runs that are rows of their own, by key and in order of when the first of theirs may be forgotten.
+        #: The runs that are rows of their own, by key and in order of the time at which their first may be forgotten.
         self._runs = SqliteSpace(owner, f"{owner.gate}/runs/", False, complete)
-        #: Those of them that have lost some of their permits since the last transaction.
+        #: Runs among them that have lost some of their permits in this transaction.
         self._thinned: dict[str, Run] = {}
-        #: Where the ids are that are known to be in a run.
+        #: The run of each id, as far as it is cached.
         self._where: dict[Any, Run] = {}
-        #: The highest number of each name, as far as it is known.
+        #: The highest number of each name, as far as it is cached.
         self._lasts: dict[str, int] = {}
         self.run: Run | None = None
         if packed is not None:
@@ -199,7 +199,7 @@ class Permits(SqliteSpace):
         return super()._load(member)
 
     def _covering(self, id: str) -> bool:
-        """Look for an id in the runs that are rows of their own."""
+        """Read the run that an id would be in, of those that are rows of their own. Returns whether it is there."""
         runs = self._runs
         row = self._owner.execute(_COVERING, (runs._key, id)).fetchone()
         if row is None or row[0][:-DIGITS] != id[:-DIGITS] or row[0] in runs._values:
@@ -326,8 +326,8 @@ class Permits(SqliteSpace):
         return None
 
     def scan(self, since: Score = float("-inf")) -> Iterator[Pair]:
-        # They are in three places, and a walk would read all of them: nothing that decides or looks does that.
-        raise NotImplementedError("permits are asked for by their ids or one after the other, and not walked")
+        # They are in three places, and a scan would read all of them: no command does that.
+        raise NotImplementedError("permits are read by their ids or one after the other, and not scanned")
 
     # --- the whole space ------------------------------------------------------------------------------------------
 
@@ -339,8 +339,8 @@ class Permits(SqliteSpace):
         self._thinned.clear()
         self.run = None
 
-    def settle(self) -> None:
-        """The end of a transaction: a run that has become long goes into a row of its own."""
+    def before_write(self) -> None:
+        """Before the transaction is written: a run that has become long goes into a row of its own."""
         if self._thinned:
             for key, thin in self._thinned.items():
                 self._place(key, thin)

@@ -1,4 +1,4 @@
-"""The records of a gate in SQLite, with what a transaction has read and changed kept beside them in dicts.
+"""The records of one gate in SQLite: what transactions have read and changed of them is cached in dicts.
 
 Nothing is written before the end of a transaction: see `space.py`. The tables are in `schema.py`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...kernel.records import Head, Score
     from .space import Pair
 
-#: The kinds of space whose size is asked for in decisions.
+#: The kinds of space whose size decisions need.
 COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
 
 _HEAD = "SELECT id, value FROM heads WHERE gate = ?"
@@ -29,7 +29,7 @@ SWAP_HEAD = "UPDATE heads SET value = ? WHERE id = ? AND value = ?"
 
 
 class SqliteStates(SqliteSpace):
-    """The states of the limits. Those of limits that are not by a key lie in the row of the head, and are always known."""
+    """The states of the limits. Those of limits that are not by a key lie in the row of the head, and are always cached."""
 
     __slots__ = ("resident",)
 
@@ -84,8 +84,8 @@ class SqliteStates(SqliteSpace):
                 yield score, member
 
     def written(self) -> None:
-        # What is by a key is not kept in mind: the next ask is likely for another key. To keep it would make few keys
-        # fast, many slow, and all of them fill the memory of every process.
+        # States by key are not cached: the next ask is likely for another key. To cache them would make few keys fast, many
+        # slow, and all of them fill the memory of every process.
         super().written()
         self._scores = {member: score for member, (score, _) in self.resident.items()}
         self._values = {member: value for member, (_, value) in self.resident.items()}
@@ -93,14 +93,14 @@ class SqliteStates(SqliteSpace):
         self._bound, self._complete = LOWEST, False
 
     def __len__(self) -> int:
-        raise NotImplementedError("nobody asks how many states there are")
+        raise NotImplementedError("states are not counted: no command needs their number")
 
     def wipe(self) -> None:
         raise NotImplementedError("states go one by one, with the spaces that belong to them")
 
 
 class SqliteSpaces(dict):  # type: ignore[type-arg]
-    """The spaces of a kind by name, made when they are first asked for."""
+    """The spaces of a kind by name, made when they are first used."""
 
     __slots__ = ("_kind", "_owner")
 
@@ -120,9 +120,9 @@ class SqliteSpaces(dict):  # type: ignore[type-arg]
 
 
 class SqliteRecords(ByKind):
-    """The state of one gate, as one transaction sees it, and the next ones for as long as nobody else has written.
+    """The records of one gate, as one transaction sees them, and the next ones until another connection commits.
 
-    Where others write as well it is read anew for nearly every decision: what may not be needed is made when it is.
+    Under contention they are read anew for nearly every decision, so what may not be needed is made when it is.
     """
 
     __slots__ = (
@@ -136,14 +136,14 @@ class SqliteRecords(ByKind):
         self.execute = execute
         self.execute_many = execute_many
         self.wakes: list[Wake] = []
-        #: Whether anything but the head has changed, the spaces that have, and those that were dropped unseen.
+        #: Whether anything but the head has changed; the spaces that have; the keys of spaces that were dropped unread.
         self.dirty = False
         self.touched: list[SqliteSpace] = []
         self.wiped: set[str] = set()
-        #: About how much is kept in mind.
+        #: About how many records are cached.
         self.load = 0
         row = execute(_HEAD, (gate,)).fetchone()
-        #: Nothing in the table was ever of this gate, but what was put there through these records.
+        #: Whether the table has nothing of this gate but what these records have written.
         self.is_new = row is None
         #: The row of the head, and the text in it.
         self._row: int | None
@@ -153,11 +153,11 @@ class SqliteRecords(ByKind):
         self.head: Head = tuple(head)
         self.stored: Head | None = None if row is None else self.head
         if self.head[0] < seen:
-            # An older file came back. The short way of a decision heeds nothing but the head, so that has to say so.
+            # An older file came back. The short path of a decision looks at the head alone, so the head has to say so.
             self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
         self.states = SqliteStates(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: SqliteSpaces(self, kind))
-        #: The latest permits, packed as they were in the row; and all of them, from when somebody has asked for them.
+        #: The latest permits, packed as they were in the row; and all of them, once a command has used them.
         self.run: Any = run[0] if run else None
         self.permits: Permits | None = None
 
@@ -166,7 +166,7 @@ class SqliteRecords(ByKind):
 
     def drop(self, kind: str, name: str = "") -> None:
         spaces = self.kinds.get(kind)
-        if kind == "permits":  # which are in several places, and know them
+        if kind == "permits":  # they are in several places, and only their space knows which
             self.space(kind, name).wipe()
         elif spaces is not None and name in spaces:
             spaces[name].wipe()
@@ -204,7 +204,7 @@ class SqliteRecords(ByKind):
             execute_many(WIPE, keys)
             count += len(keys)
         if self.permits is not None:
-            self.permits.settle()
+            self.permits.before_write()
         for space in self.touched:
             count += space.write(execute, execute_many)
         self._text = text = self._packed()
@@ -215,9 +215,9 @@ class SqliteRecords(ByKind):
         return count
 
     def head_alone(self) -> tuple[str, int, str] | None:
-        """For SWAP_HEAD, where the head is all that has changed."""
+        """The parameters of SWAP_HEAD, or None where more than the head has changed."""
         if self.permits is not None:
-            self.permits.settle()
+            self.permits.before_write()
         if self.touched or self.wiped or self._row is None:
             return None
         was, self._text = self._text, self._packed()
@@ -231,7 +231,7 @@ class SqliteRecords(ByKind):
         return text if run is None else f"{text[:-1]},{run.text()}]"
 
     def written(self) -> None:
-        """The transaction stands."""
+        """The transaction is committed."""
         self.stored = self.head
         if self.seen < self.head[0]:
             self.seen = self.head[0]

@@ -1,7 +1,7 @@
-"""A space in SQLite: what a transaction knows of it and has changed in it, over what the table has.
+"""A space in SQLite: what a transaction has read and changed of it, in dicts over what the table has.
 
-Nothing is written before the end of a transaction: until then the dicts here are the truth, and what is asked of the table
-is put right by them. So a batch on one gate writes each record once, and a command that only looks cannot write.
+Nothing is written before the end of a transaction: until then the dicts are the truth, and rows that are read from the
+table are corrected by them. So a batch on one gate writes each record once, and a command that only reads cannot write.
 
 A number is stored as it is, `None` as NULL, everything else as JSON text. Members and scores have columns without a type,
 so they come back as they went in.
@@ -56,7 +56,7 @@ _FEW, _MANY = 8, 512
 
 
 def _encoder() -> Callable[[Any], str]:
-    """JSON as `json.dumps` makes it, without what that does before it begins: it is half of the time for a short value."""
+    """`json.dumps` without what it does before it begins, which is half of the time for a short value."""
     plain = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=lambda value: value.packed())
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
@@ -79,7 +79,7 @@ def encode(value: Any) -> Any:
 
 
 class Damaged(Exception):
-    """A record is not what this file writes."""
+    """A record in the file is not one that a store has written."""
 
 
 def decode(stored: Any) -> Any:
@@ -92,11 +92,11 @@ def decode(stored: Any) -> Any:
 
 
 class SqliteSpace:
-    """One space: what this transaction knows of it, and what it has changed.
+    """One space: what is cached of it, and what this transaction has changed.
 
-    The order is known up to `_bound`: `_front` has exactly the pairs up to there. The table is asked for the next ones
-    when they are needed, and what has changed since is left out of its answer or added to it. A space that is `_complete`
-    is wholly known, because it was dropped or its gate is new: what the dicts do not have is not there.
+    The order is cached up to `_bound`: `_front` has exactly the pairs up to there. The next ones are read from the table
+    when they are needed, and corrected by what has changed. A space that is `_complete` is wholly cached, because it was
+    dropped or its gate is new: what the dicts do not have is not there.
     """
 
     __slots__ = (
@@ -117,8 +117,8 @@ class SqliteSpace:
         self._wiped = False
         self._complete = complete
         self._bound = _TOP if complete else LOWEST
-        #: How many members there are (of the kinds whose size matters), or None while nobody has asked; and by how
-        #: many the table is off until the changes are written.
+        #: How many members there are (of the kinds whose size matters), None until it is read; and by how many the table
+        #: is off until the changes are written.
         self._size: int | None = 0 if complete else None
         self._delta = 0
 
@@ -138,7 +138,7 @@ class SqliteSpace:
             value = self._scores[member] = None
         else:
             value, self._scores[member] = decode(row[0]), row[1]
-        return self._values.setdefault(member, value)  # it may have been set without having been looked at
+        return self._values.setdefault(member, value)  # it may have been set without having been read
 
     def __setitem__(self, member: Member, value: Any, /) -> None:
         if self._counted:
@@ -200,7 +200,7 @@ class SqliteSpace:
 
     def __len__(self) -> int:
         if not self._counted:
-            raise NotImplementedError(f"{self._key} is not counted: see COUNTED in sqlite_records.py")
+            raise NotImplementedError(f"{self._key} is not counted: see COUNTED in stores/sqlite/records.py")
         if self._size is None:
             row = self._owner.execute(_COUNT, (self._key.replace("/#", "/!"),)).fetchone()
             in_table = row[0] if row is not None else 0
@@ -210,7 +210,7 @@ class SqliteSpace:
         return self._size
 
     def _enters(self, member: Member) -> None:
-        """A member of a space that is counted is about to be set."""
+        """A member of a space whose size is kept is about to be set."""
         if self.get(member) is None:
             self._count(1)
 
@@ -245,7 +245,7 @@ class SqliteSpace:
             self._advance(_MORE_WITH_VALUES)
 
     def _advance(self, statement: str) -> None:
-        """Know more of the order: fetch the next pairs from the table, and put them right by what has changed."""
+        """Cache more of the order: fetch the next pairs from the table, and correct them by what has changed."""
         low = self._bound
         rows = self._owner.execute(statement, (self._key, *low, self._fetch)).fetchall()
         self._bound = high = rows[-1][:2] if len(rows) == self._fetch else _TOP
@@ -253,7 +253,7 @@ class SqliteSpace:
         self._front.extend(self._pairs(rows, low, high))
 
     def _beyond(self, since: Score) -> Iterator[Pair]:
-        """A scan that begins where the order is not known yet."""
+        """A scan that begins where the order is not cached."""
         low: Any = (since,)
         fetch = _FEW
         rows = self._owner.execute(_FROM_WITH_VALUES, (self._key, since, fetch)).fetchall()
@@ -312,7 +312,7 @@ class SqliteSpace:
         self._size = self._delta = 0
 
     def write(self, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> int:
-        """Bring the table to what is known here. Returns about how many rows that took."""
+        """Write what has changed to the table. Returns about how many rows that took."""
         key, values, scores = self._key, self._values, self._scores
         if self._wiped:
             execute(WIPE, (key,))
@@ -341,9 +341,9 @@ class SqliteSpace:
         return len(self._changed) + self._wiped
 
     def written(self) -> None:
-        """The transaction stands: the table is as it is known here."""
+        """The transaction is committed: the table is as it is cached here."""
         for member, change in self._changed.items():
-            # Gone for good; kept in mind they would pile up.
+            # Deleted for good; cached as absent they would pile up.
             if change == _TO_DELETE:
                 del self._values[member], self._scores[member]
         self._owner.load += len(self._changed)

@@ -1,4 +1,15 @@
-"""`sqlite:///path.db`: the state of gates in one file, for any number of processes on one machine."""
+"""`sqlite:///path.db`: the state of gates in one file, for any number of processes on one machine.
+
+    SqliteStore     the port: takes the lock, decides, wakes waiters                                this module
+    Transactions    what is decided under the lock: one command, or all queued jobs at a time       transactions.py
+    SqliteRecords   the records of one gate, cached between transactions                            records.py
+    SqliteSpace     one space of them: a few rows of the table;  Permits: many ids to a row         space.py, permits.py
+    DatabaseFile    the file, its locks, its clock, its checkpoints                                 headgate.sqlite_file
+
+A thread that finds the lock free decides its command from the cached records, and commits if no other process has written
+since. Otherwise it queues a job; the thread that gets the lock decides all queued jobs in one transaction. Where another
+process is writing, threads and tasks retry after short random pauses for as long as that one makes progress.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +23,7 @@ from ...errors import InvalidInput, StoreUnavailable
 from ...sqlite_file import SYNCHRONOUS, BusyRetry, DatabaseFile, register_for_fork_and_exit
 from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
 from .schema import STORE_FORMAT
-from .transactions import COMPANY, NOT_ALONE, Job, Raised, Transactions
+from .transactions import CONCURRENT_FOR, CONTENDED, SqliteJob, Transactions
 from .wakes import TicketWaker
 
 TYPE_CHECKING = False
@@ -25,19 +36,19 @@ if TYPE_CHECKING:
     from ...kernel.model import Wake
     from ..base import Listener
 
-#: Of so many calls on an event loop one waits for others to join it, when there is no sign of any; of those that can be
-#: decided at once fewer do: who is alone should not wait for company.
+#: While there is no sign of concurrent callers, one of so many requests on an event loop yields to the loop before it is
+#: decided, to find out whether other tasks join it. Of requests that `at_once` can decide fewer do: uncontended, they need
+#: no turn of the loop.
 PROBE_EVERY = 16
-PROBE_ALONE = 8 * PROBE_EVERY
+PROBE_UNCONTENDED = 8 * PROBE_EVERY
 
 
 class SqliteStore:
     """State in a SQLite database (WAL). Not for network file systems: use `redis://…` for more than one machine.
 
-    Each transaction takes all that is waiting to be decided in this process. `synchronous` is SQLite's: with `normal` a
-    power cut may lose the last moments (a crash of processes loses nothing), `full` waits for the disk on each decision.
-    `clock` (microseconds) is for tests; otherwise time is the machine's steady clock, anchored in the file. After `close`
-    the next call opens the file again.
+    `synchronous` is SQLite's: with `normal` a power cut may lose the last moments (a crash of processes loses nothing),
+    `full` waits for the disk on each decision. `clock` (microseconds) is for tests; otherwise time is the machine's steady
+    clock, anchored in the file. After `close` the next request opens the file again.
     """
 
     capabilities = Capabilities(forwards_wakes=True, compares_seen=True, decides_at_once=True)
@@ -57,14 +68,14 @@ class SqliteStore:
         self._listeners = Listeners()
         self._begin()
         register_for_fork_and_exit(self)
-        with suppress(StoreUnavailable):  # whoever asks first is told so; a file that is not ours is refused here
+        with suppress(StoreUnavailable):  # the first request raises it; a file of another application is refused here
             self._transactions.ready()
 
     def _begin(self) -> None:
-        """What each process has of its own."""
+        """Make what each process has of its own: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
         self._transactions = Transactions(self._path, self._open, self._seen)
-        self._calls = 0
+        self._requests = 0
         self._listeners.clear()
         self.session = new_session()
         self._waker = TicketWaker(self._path, self.session, self._listeners)
@@ -78,28 +89,28 @@ class SqliteStore:
         if command.writes and not self._lock.locked():
             # `with`, because Ctrl-C can come between an `acquire` and its `try`.
             with self._lock:
-                reply = self._transactions.alone(command)
-            if reply is not NOT_ALONE:
+                reply = self._transactions.try_optimistic(command)
+            if reply is not CONTENDED:
                 self._tell()
-                return checked(reply.error if reply.__class__ is Raised else reply)
-        [reply] = self._run(Job((command,)))
+                return checked(reply)
+        [reply] = self._run(SqliteJob((command,)))
         return checked(reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
-        return self._run(Job(commands)) if commands else []
+        return self._run(SqliteJob(commands)) if commands else []
 
-    def _run(self, job: Job) -> list[Any]:
+    def _run(self, job: SqliteJob) -> list[Any]:
         transactions = self._transactions
-        # Whoever has the lock decides for all who wait for it: most find that theirs is done when they get it.
+        # The thread that has the lock decides all queued jobs: most threads find theirs done when they get it.
         if job.writes:
             transactions.queue.append(job)
         try:
             with self._lock:
-                waiting: BusyRetry | None = None
+                retry: BusyRetry | None = None
                 while not job.done:
-                    if waiting is not None:
-                        time.sleep(waiting.pause_s)
-                    waiting = transactions.attempt(job, waiting)
+                    if retry is not None:
+                        time.sleep(retry.pause_s)
+                    retry = transactions.attempt(job, retry)
         except BaseException:
             transactions.withdraw(job)
             raise
@@ -107,61 +118,63 @@ class SqliteStore:
         return job.result()
 
     def at_once(self, command: Command) -> Any:
-        """For an event loop: the reply of a command that writes, while nobody else is there; None: `aexecute` it.
+        """For an event loop: the reply of a command that writes, while there is no contention; None: `aexecute` it.
 
-        An error is handed back in the place of a reply.
+        An error is returned in the place of a reply.
         """
-        calls = self._calls + 1
-        if self._transactions.company or not calls % PROBE_ALONE or self._lock.locked():
+        requests = self._requests + 1
+        if self._transactions.concurrent_callers or not requests % PROBE_UNCONTENDED or self._lock.locked():
             return None
         with self._lock:
-            reply = self._transactions.alone(command)
-        if reply is NOT_ALONE:
+            reply = self._transactions.try_optimistic(command)
+        if reply is CONTENDED:
             return None
-        self._calls = calls
+        self._requests = requests
         self._tell()
-        return reply.error if reply.__class__ is Raised else reply
+        return reply
 
     def all_at_once(self, commands: Sequence[Command]) -> list[Any] | None:
-        """The same for many that came together, in one transaction. Raises StoreUnavailable."""
+        """For an event loop: the replies of commands that arrived together, decided in one transaction; None where
+        another thread or process is writing: `aexecute` them. Raises StoreUnavailable.
+        """
         if self._lock.locked():
             return None
-        job, transactions = Job(commands), self._transactions
-        self._calls += 1
+        job, transactions = SqliteJob(commands), self._transactions
+        self._requests += 1
         with self._lock:
             if transactions.attempt(job, None) is not None:
                 transactions.withdraw(job)
                 return None
             if len(commands) > 1:
-                transactions.company = COMPANY
+                transactions.concurrent_callers = CONCURRENT_FOR
         self._tell()
         return job.result()
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
-        """The same without blocking the event loop: it waits for other processes between attempts.
+        """`execute` without blocking the event loop: while another process is writing, the task sleeps between attempts.
 
-        When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
-        next `await` of the task.
+        When the task is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at
+        the next `await` of the task.
         """
         import asyncio
 
         if not commands:
             return []
-        job, transactions = Job(commands), self._transactions
+        job, transactions = SqliteJob(commands), self._transactions
         if job.writes:
             transactions.queue.append(job)
-        self._calls += 1
+        self._requests += 1
         try:
-            if transactions.company or not self._calls % PROBE_EVERY:
+            if transactions.concurrent_callers or not self._requests % PROBE_EVERY:
                 await asyncio.sleep(0)  # let the tasks that are ready put theirs into the same transaction
-            waiting: BusyRetry | None = None
+            retry: BusyRetry | None = None
             while not job.done:
                 if not self._lock.locked():
                     with self._lock:
                         if not job.done:
-                            waiting = transactions.attempt(job, waiting)
+                            retry = transactions.attempt(job, retry)
                 if not job.done:
-                    await self._pause(job, 0.0002 if waiting is None else waiting.pause_s)
+                    await self._pause(job, 0.0002 if retry is None else retry.pause_s)
         except asyncio.CancelledError as cancelled:
             if not job.writes or transactions.withdraw(job):
                 raise
@@ -175,9 +188,12 @@ class SqliteStore:
         self._tell()
         return job.result()
 
-    async def _pause(self, job: Job, seconds: float) -> None:
-        """Until a job is done, or for about so long. Whoever gets to write decides for all who are queued, so of many each
-        tries the more seldom: thousands that try all the time would keep the one who writes from its work."""
+    async def _pause(self, job: SqliteJob, seconds: float) -> None:
+        """Sleep until the job is done, or for about so long, times the number of queued jobs.
+
+        The task that gets to write decides all of them, so the more there are, the less often each retries: thousands that
+        retry all the time would keep that one from its work.
+        """
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -187,20 +203,20 @@ class SqliteStore:
             if not woken.done():
                 woken.set_result(None)
 
-        company = len(self._transactions.queue) if job.writes else 1
-        timer = loop.call_later(seconds * 2 * random() * max(1, company), wake)
-        job.bell = lambda: loop.call_soon_threadsafe(wake)
+        queued = len(self._transactions.queue) if job.writes else 1
+        timer = loop.call_later(seconds * 2 * random() * max(1, queued), wake)
+        job.on_done = lambda: loop.call_soon_threadsafe(wake)
         try:
             if not job.done:
                 await woken
         finally:
-            job.bell = None
+            job.on_done = None
             timer.cancel()
 
     # --- waking -----------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """What became known by a transaction, now that it stands and the lock is free."""
+        """Report lost state and wake waiters, now that the transaction is committed and the lock is free."""
         transactions = self._transactions
         while transactions.lost:
             with suppress(KeyError):  # another thread was faster
@@ -226,7 +242,7 @@ class SqliteStore:
         self._waker.remove_name(session)
 
     def saw(self, gate: str, number: int) -> int:
-        """Somebody was told that the gate had come so far; a file that is behind that was put back."""
+        """A client has seen this sequence number of the gate; a file that is behind it was put back."""
         known = self._seen.get(gate, 0)
         if number > known:
             self._seen[gate] = known = number
@@ -241,9 +257,6 @@ class SqliteStore:
         with self._lock:
             self._transactions.shut()
         self._waker.close()
-
-    # An open connection must not get into the child: SQLite would believe that the child has the parent's locks. So it is
-    # closed before, and both open their own when they need it.
 
     def before_fork(self) -> None:
         self._forking = self._lock.acquire(timeout=1.0)

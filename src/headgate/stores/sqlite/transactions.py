@@ -1,7 +1,8 @@
-"""What a process does to a database file, one transaction after the other: all of it under its store's lock.
+"""The transactions of a process on a database file, one after the other: all of it under its store's lock.
 
-A transaction takes all that is queued. What it has read or written is kept in mind for the next one, and is good for as
-long as nobody else has written to the file.
+A transaction decides all jobs that are queued. The records that it has read or written stay cached for the next one. The
+cache is valid as long as no other connection has committed. While none does, one command is decided from the cache without
+a transaction (`try_optimistic`).
 """
 
 from __future__ import annotations
@@ -25,65 +26,55 @@ if TYPE_CHECKING:
     from ...kernel.commands import Command
     from ...kernel.model import Wake
 
-#: Seconds after which it is looked whether the path still leads to the file that was opened.
-LOOK_EVERY = 0.25
+#: Seconds between two checks that the path still leads to the file that was opened.
+CHECK_PATH_EVERY = 0.25
 
-#: About how many records of a gate are kept in mind from one transaction to the next.
-KEPT = 20_000
+#: About how many records of a gate stay cached from one transaction to the next.
+CACHED_RECORDS = 20_000
 
-#: How many commands go into one transaction at most: others want to write as well.
+#: How many commands go into one transaction at most: other processes want to write as well.
 LARGEST_BATCH = 512
 
-#: For so many decisions after two were made together, more company is to be expected.
-COMPANY = 64
+#: For so many transactions after one that decided several jobs, more concurrent callers are expected.
+CONCURRENT_FOR = 64
 
-#: For so many commands after others were found to have written, they are expected to do it again: each begins with a
-#: transaction, since deciding in vain takes longer.
-WARY = 4096
+#: For so many commands after another process was found to have written, it is expected to do it again: each command then
+#: begins with a transaction, since a decision that turns out stale costs more.
+CONTENDED_FOR = 4096
 
-NOT_ALONE = object()
+#: `try_optimistic` could not decide: queue a job.
+CONTENDED = object()
 
 _writes = attrgetter("writes")
 
 
-class Raised:
-    """An error that a command raised, in the place of its reply."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: HeadgateError) -> None:
-        self.error = error
-
-
 class _Stale(Exception):
-    """Others have written since."""
+    """Another connection has committed since the records were read."""
 
 
 class _Busy(Exception):
-    """Others are writing, or the log is being written back."""
+    """Another connection has the write lock: a writer, or a checkpoint."""
 
 
-class Job:
-    """The commands of one caller, and what became of them."""
+class SqliteJob:
+    """The commands of one caller, and their replies."""
 
-    __slots__ = ("bell", "commands", "done", "error", "raised", "replies", "writes")
+    __slots__ = ("commands", "done", "error", "on_done", "replies", "writes")
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands = commands
         self.replies: list[Any] = []
         self.error: BaseException | None = None
         self.done = False
-        #: Whether an error among the replies was raised, and not handed back.
-        self.raised = False
         self.writes = any(map(_writes, commands))
-        #: Called when it is done, where somebody sleeps until then.
-        self.bell: Callable[[], object] | None = None
+        #: Called when it is done, while a task sleeps until then.
+        self.on_done: Callable[[], object] | None = None
 
     def finish(self) -> None:
         self.done = True
-        if (bell := self.bell) is not None:
+        if (on_done := self.on_done) is not None:
             with suppress(RuntimeError):  # its event loop has ended
-                bell()
+                on_done()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
@@ -96,102 +87,107 @@ class Job:
 
 
 class Transactions:
-    """The transactions of one process. `open` opens the file; `seen` is how far each gate had come, as it was told."""
+    """The transactions of one process. `open` opens the file; `seen` has the highest sequence number seen of each gate."""
 
     def __init__(self, path: str, open: Callable[[], DatabaseFile], seen: dict[str, int]) -> None:
         self._path = path
         self._open = open
         self._seen = seen
         self.file: DatabaseFile | None = None
-        self._look_at = 0.0
-        self.queue: deque[Job] = deque()
-        #: What is to be told once it stands: whom to wake, and which gates' state was behind what had been seen.
+        self._check_path_at = 0.0
+        self.queue: deque[SqliteJob] = deque()
+        #: For the store, after the commit: the waiters to wake, and the gates whose state was behind `seen`.
         self.wakes: deque[Wake] = deque()
         self.lost: set[str] = set()
-        #: Above 0 while callers come together.
-        self.company = 0
+        #: Above 0 while transactions decide several jobs each.
+        self.concurrent_callers = 0
+        #: The cache, and the version of the file that it is of.
         self._gates: dict[str, SqliteRecords] = {}
         self._version = -1
-        #: Above 0 while others write to the file.
-        self._wary = 0
+        #: Above 0 while other processes write to the file.
+        self._contended = 0
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, job: Job, waiting: BusyRetry | None) -> BusyRetry | None:
-        """Decide a job and all that is queued. Where others are writing, say how to wait for them."""
+    def attempt(self, job: SqliteJob, retry: BusyRetry | None) -> BusyRetry | None:
+        """Decide a job and all that is queued. Returns None then, or how to retry where another process is writing.
+
+        An error of the file becomes the error of the jobs. `retry` is what the attempt before returned.
+        """
         try:
             file = self.ready()
             if job.writes:
                 if job not in self.queue:
-                    self.queue.append(job)  # whoever had taken it was interrupted before beginning
+                    self.queue.append(job)  # the thread that had taken it was interrupted before it began
                 if file.begin():
                     self._decide(file, self._next_batch())
                     return None
             elif file.begin_reading():
                 self._decide(file, [job], writes=False)
                 return None
-            if waiting is None:
-                waiting = BusyRetry(file)
-            waiting.check()
-            return waiting
+            if retry is None:
+                retry = BusyRetry(file)
+            retry.check()
+            return retry
         except (sqlite3.Error, OSError, HeadgateError) as error:
             self._fail([*self.queue] if job.writes else [job], error)
             return None
 
-    def alone(self, command: Command) -> Any:
-        """The same for one command while nobody else is there, in short; NOT_ALONE when it has to go the long way.
+    def try_optimistic(self, command: Command) -> Any:
+        """Decide one command from the cached records without a transaction, then commit by swapping the gate's head row
+        if it is unchanged. Returns CONTENDED when another writer is likely; queue a job then.
 
-        What fails by a mistake of the command is handed back as `Raised`.
+        An error that the command raises is returned in the place of its reply.
         """
         file = self.file
-        if file is None or self.queue or time.monotonic() >= self._look_at or file.in_transaction:
-            return NOT_ALONE
+        if file is None or self.queue or time.monotonic() >= self._check_path_at or file.in_transaction:
+            return CONTENDED
         records = self._gates.get(command.gate)
         try:
-            if records is None or self._wary:
+            if records is None or self._contended:
                 if not file.begin():
-                    return NOT_ALONE
-                self._compare(file)
+                    return CONTENDED
+                self._validate(file)
                 records = self._gates.get(command.gate) or self._load(file, command.gate)
             else:
                 records.execute = self._read
             try:
                 reply = command.apply(file.now(), records)
             except HeadgateError as error:
-                reply = Raised(error)
-            self._stand(file, records)
+                reply = error
+            self._commit(file, records)
         except _Stale:
             file.roll_back()
             self._forget()
-            self._wary = WARY
-            return NOT_ALONE
+            self._contended = CONTENDED_FOR
+            return CONTENDED
         except _Busy:
-            # Whether anything has changed by that will be seen: `_compare`.
+            # These records hold a decision that was not written. Whether another process commits is seen by `_validate`.
             self._gates.clear()
-            return NOT_ALONE
+            return CONTENDED
         except BaseException as error:
-            job = Job((command,))
+            job = SqliteJob((command,))
             try:
                 self._undo(file, [job], job, error)
             finally:
                 self.withdraw(job)
             return job.result()
         records.execute = file.execute
-        self._settle(records)
+        self._committed(records)
         return reply
 
-    def _compare(self, file: DatabaseFile) -> None:
-        """In a transaction: what is in mind is forgotten where others have written since."""
+    def _validate(self, file: DatabaseFile) -> None:
+        """In a transaction: drop the cache where another connection has committed since."""
         if (version := file.version()) == self._version:
-            self._wary -= self._wary > 0
+            self._contended -= self._contended > 0
             return
         if self._version != -1:
-            self._wary = WARY
+            self._contended = CONTENDED_FOR
         self._gates.clear()
         self._version = version
 
-    # One that is alone decides by what is in mind, unless others wrote of late. Its transaction begins when something has
-    # to be read, or at the end; if others have written by then, it has not happened.
+    # The transaction of an optimistic decision begins when something has to be read, or at the end. Where another
+    # connection has committed by then, the decision is dropped.
 
     def _begin(self, file: DatabaseFile) -> None:
         if not file.begin():
@@ -206,11 +202,11 @@ class Transactions:
             self._begin(file)
         return file.execute(statement, parameters)
 
-    def _stand(self, file: DatabaseFile, records: SqliteRecords) -> None:
-        """Write what was decided. Raises _Stale, and nothing is written, where others have written before.
+    def _commit(self, file: DatabaseFile, records: SqliteRecords) -> None:
+        """Write what was decided. Raises _Stale, and nothing is written, where another connection has committed before.
 
-        Nobody writes anything of a gate without its head, which has the number and the time of the last command: where the
-        head is still the one in mind, all else is. So most decisions are one statement.
+        Every command that writes records of a gate writes its head as well, which has the number and the time of the last
+        command: where the head is still the cached one, all else is. So most decisions are one statement.
         """
         if not file.in_transaction:
             if not records.changed:
@@ -226,7 +222,7 @@ class Transactions:
             self._begin(file)
         file.commit(records.write() if records.changed else 0)
 
-    def withdraw(self, job: Job) -> bool:
+    def withdraw(self, job: SqliteJob) -> bool:
         """Take a job back; False when it has already been decided, or is being."""
         try:
             self.queue.remove(job)
@@ -234,8 +230,8 @@ class Transactions:
             return False
         return True
 
-    def _next_batch(self) -> list[Job]:
-        jobs: list[Job] = []
+    def _next_batch(self) -> list[SqliteJob]:
+        jobs: list[SqliteJob] = []
         count = 0
         while count < LARGEST_BATCH:
             try:
@@ -244,17 +240,17 @@ class Transactions:
                 break
             jobs.append(job)
             count += len(job.commands)
-        self.company = COMPANY if len(jobs) > 1 else max(0, self.company - 1)
+        self.concurrent_callers = CONCURRENT_FOR if len(jobs) > 1 else max(0, self.concurrent_callers - 1)
         return jobs
 
-    def _decide(self, file: DatabaseFile, jobs: list[Job], writes: bool = True) -> None:
+    def _decide(self, file: DatabaseFile, jobs: list[SqliteJob], writes: bool = True) -> None:
         """Run jobs in the transaction that has begun, and end it. Each of them is done then, or back in the queue."""
         used: dict[str, SqliteRecords] = {}
         job = None
         committing = False
         try:
             now = file.now()
-            self._compare(file)
+            self._validate(file)
             gate = records = None
             for job in jobs:
                 replies = job.replies
@@ -266,7 +262,6 @@ class Transactions:
                         replies.append(command.apply(now, records))
                     except HeadgateError as error:
                         replies.append(error)
-                        job.raised = True
             if writes:
                 rows = 0
                 for records in used.values():
@@ -289,9 +284,9 @@ class Transactions:
             return
         for records in used.values():
             if writes:
-                self._settle(records)
+                self._committed(records)
             elif records.changed:
-                del self._gates[records.gate]  # it has tidied up for itself alone
+                del self._gates[records.gate]  # a command that only reads has tidied up in the cached records
 
     def _load(self, file: DatabaseFile, gate: str) -> SqliteRecords:
         seen = self._seen.get(gate, 0)
@@ -301,8 +296,8 @@ class Transactions:
         self._gates[gate] = records
         return records
 
-    def _settle(self, records: SqliteRecords) -> None:
-        """A transaction stands."""
+    def _committed(self, records: SqliteRecords) -> None:
+        """Take over what a transaction has committed."""
         try:
             if records.changed:
                 records.written()
@@ -310,7 +305,7 @@ class Transactions:
             if records.wakes:
                 self.wakes.extend(records.wakes)
                 records.wakes.clear()
-            if records.load > KEPT:
+            if records.load > CACHED_RECORDS:
                 del self._gates[records.gate]
         except BaseException:
             self._forget()
@@ -318,12 +313,13 @@ class Transactions:
 
     # --- failing ----------------------------------------------------------------------------------------------------
 
-    def _undo(self, file: DatabaseFile, jobs: list[Job], at_fault: Job | None, error: BaseException) -> None:
-        """The transaction failed: nothing of it has happened."""
+    def _undo(
+        self, file: DatabaseFile, jobs: list[SqliteJob], at_fault: SqliteJob | None, error: BaseException
+    ) -> None:
+        """Roll back a transaction that failed. Jobs that are not at fault go back into the queue."""
         self._forget()
         for job in jobs:
             job.replies.clear()
-            job.raised = False
         with suppress(sqlite3.Error):
             file.roll_back()
         if isinstance(error, sqlite3.Error | Damaged):
@@ -338,23 +334,23 @@ class Transactions:
         if not isinstance(error, Exception):
             raise error
 
-    def _fail(self, jobs: list[Job], error: BaseException) -> None:
-        """Tell everybody who waits: they would only find the same."""
+    def _fail(self, jobs: list[SqliteJob], error: BaseException) -> None:
+        """Give the error to all jobs: each would only meet the same one."""
         self._forget()
         if isinstance(error, sqlite3.Error) and not survives(error):
             with suppress(sqlite3.Error):
                 self.shut()
         if isinstance(error, Damaged):
-            told: HeadgateError = StoreFormatError(
+            explanation: HeadgateError = StoreFormatError(
                 f"{self._path} is damaged: {error}; restore it from a backup, or start anew with another file"
             )
         else:
-            told = error if isinstance(error, HeadgateError) else explained(error, self._path)
+            explanation = error if isinstance(error, HeadgateError) else explained(error, self._path)
         for job in jobs:
             self.withdraw(job)
-            # One error each: they are raised in different threads.
-            failure = type(told)(*told.args)
-            failure.__cause__ = error if error is not told else error.__cause__
+            # An error each: they are raised in different threads.
+            failure = type(explanation)(*explanation.args)
+            failure.__cause__ = error if error is not explanation else error.__cause__
             job.fail(failure)
 
     def _forget(self) -> None:
@@ -367,10 +363,10 @@ class Transactions:
         """The file, opened anew where the path leads to another one now."""
         file, now = self.file, time.monotonic()
         if file is not None and file.in_transaction:
-            # Somebody pressed Ctrl-C at the one moment when nobody was there to end it.
+            # A KeyboardInterrupt came at the one moment when no handler was there to end the transaction.
             self._forget()
             file.roll_back()
-        if file is not None and now < self._look_at:
+        if file is not None and now < self._check_path_at:
             return file
         if file is not None and not file.is_current():
             self.abandon()
@@ -378,18 +374,18 @@ class Transactions:
         if file is None:
             self._forget()
             file = self.file = self._open()
-        self._look_at = now + LOOK_EVERY
+        self._check_path_at = now + CHECK_PATH_EVERY
         return file
 
     def shut(self) -> None:
-        """Close the file; who needs it opens it again."""
+        """Close the file; `ready` opens it again."""
         file, self.file = self.file, None
         self._forget()
         if file is not None:
             file.close()
 
     def abandon(self) -> None:
-        """Leave the file open for ever, where closing it would do harm."""
+        """Leave the file open for ever, where closing it would do harm: see `DatabaseFile.abandon`."""
         file, self.file = self.file, None
         if file is not None:
             file.abandon()

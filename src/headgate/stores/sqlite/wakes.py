@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TicketWaker(WakeSocket):
-    """Wakes waiters of this process directly, those of others by a datagram to the socket of their session.
+    """Wakes waiters of this process directly, those of another process by a datagram to the socket of their session.
 
     A wake that does not arrive is no error: a ticket whose call is not taken is given back by itself.
     """
