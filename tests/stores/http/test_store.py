@@ -19,9 +19,10 @@ from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, InvalidInput,
 from headgate.errors import ConfigError, HeadgateError, IdConflict
 from headgate.service.store_protocol.execute import Wire
 from headgate.stores.http import HttpStore
-from headgate.stores.http.client import Broken, Endpoint, Response
+from headgate.stores.http.client import GuardEndpoint, Response
 from headgate.stores.http.wire import NotAllowed, TooMany, decode, encode
 from headgate.stores.memory import MemoryStore
+from headgate.stores.remote.jobs import ConnectionLost
 from headgate.stores.sqlite import SqliteStore
 from headgate.testing import FakeClock, StoreSuite
 from tests.support import stores
@@ -743,9 +744,9 @@ def test_an_answer_is_understood_however_it_arrives() -> None:
     assert until_closed.checked() == body
     assert not until_closed.keeps
     for broken in (b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"x" * 70_000):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionLost):
             Response().feed(broken)
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionLost):
         Response().feed(b"")
 
 
@@ -836,7 +837,7 @@ def test_what_is_carried_by_http_is_decided_and_answered_as_it_would_be_here(fam
 
 
 def test_an_endpoint_may_be_ipv6() -> None:
-    endpoint = Endpoint("http://[::1]:8420")
+    endpoint = GuardEndpoint("http://[::1]:8420")
     assert b"Host: [::1]:8420\r\n" in endpoint.post("/", b"")
 
 

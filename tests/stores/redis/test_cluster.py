@@ -96,7 +96,7 @@ def test_a_waiter_is_woken_whatever_master_it_listens_at(store: RedisStore, clus
 def test_a_slot_that_moves_under_a_gate_costs_it_nothing(cluster: Cluster, store: RedisStore, looped: bool) -> None:
     [name] = names()
     gate: Any = (AsyncGate if looped else Gate)(name, LIMITS, store=store)
-    slot = store._calls.slot(name)
+    slot = store._requests.slot(name)
     source = cluster.owner(slot)
     target = other_than(cluster, source)
     granted: list[int] = []
@@ -162,7 +162,7 @@ def test_a_gate_that_is_half_moved_is_unavailable_in_time_and_never_too_generous
     gate = Gate(name, [Window(10, per="1h", name="w"), Concurrency(10, lease="1h")], store=quick)
     for _ in range(4):
         gate.acquire()
-    slot = quick._calls.slot(name)
+    slot = quick._requests.slot(name)
     source = cluster.owner(slot)
     target = other_than(cluster, source)
     keys = source.command("CLUSTER", "GETKEYSINSLOT", slot, 100)
@@ -200,7 +200,7 @@ def test_a_gate_that_is_half_moved_is_unavailable_in_time_and_never_too_generous
 
 def test_a_new_gate_in_a_slot_that_moves_begins_at_the_new_place(cluster: Cluster, store: RedisStore) -> None:
     [name] = names()
-    slot = store._calls.slot(name)
+    slot = store._requests.slot(name)
     source = cluster.owner(slot)
     target = other_than(cluster, source)
     cluster.begin_move(slot, source, target)
@@ -222,7 +222,7 @@ def test_the_gates_of_a_dead_master_are_unavailable_in_time_and_the_others_go_on
     for gate in gates:
         gate.acquire().release()
     victim = cluster.servers[2]
-    homes = [cluster.owner(store._calls.slot(gate.name)) for gate in gates]
+    homes = [cluster.owner(store._requests.slot(gate.name)) for gate in gates]
     victim.kill()
     try:
         for gate, home in zip(gates, homes, strict=True):

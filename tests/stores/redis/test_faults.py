@@ -508,7 +508,7 @@ def test_a_waiter_is_called_though_its_process_has_learnt_meanwhile_that_functio
         thread = threading.Thread(target=lambda: permits.append(waiting.acquire(timeout=10)))
         thread.start()
         # It hears of its turn, and what it will ask is known, and how it is sent.
-        until(lambda: bool(server.command("PUBSUB", "CHANNELS")) and bool(waiting._store._errands))
+        until(lambda: bool(server.command("PUBSUB", "CHANNELS")) and bool(waiting._store._early_takes))
         server.command("ACL", "SETUSER", "app", "-fcall")
         Gate("other", [Window(5, per="1m")], store=waiting._store).acquire(timeout=5)
         held.release()
@@ -564,7 +564,7 @@ def test_a_full_server_is_named_and_what_was_held_is_given_back_later(server: Se
     assert "maxmemory" in str(answer)
     assert took < DECIDED
     assert permit.release() is True
-    assert gate._store._calls.seen["g"] > 0
+    assert gate._store._requests.seen["g"] > 0
     server.command("CONFIG", "SET", "maxmemory", "0")
     until(lambda: answers(gate), 5)
     until(lambda: permit.id not in [holder.id for holder in gate.holders()], 5)
@@ -609,8 +609,8 @@ def test_where_the_user_may_not_publish_waiters_go_by_their_heartbeats(server: S
 
 def test_the_callers_clock_is_set_by_the_servers_where_that_may_be_asked(server: Server, stores: Any) -> None:
     store = stores(server.url + PATIENT)
-    store._calls.timeless = True
-    store._calls.clock = store._calls._own_time
+    store._requests.sends_time = True
+    store._requests.clock = store._requests.own_time
     gate = gate_of(store)
     permit = gate.acquire()
     assert permit.lease_expires is not None

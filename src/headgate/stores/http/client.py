@@ -1,8 +1,8 @@
 """Connections to a guard: as much of HTTP/1.1 as that takes, for threads and for event loops.
 
 The standard library has no client for event loops, and its other one takes longer for a request than a guard does to
-decide it. A `Link` is one connection with one request under way at a time. What can go wrong on it is one of three
-things: the guard said no (`Refused`), the connection is gone (`Broken`), or there was no answer in time (`Silent`).
+decide it. An `HttpConnection` has one request in flight at a time. Three things can go wrong on it: the guard answers
+with an error (`ErrorResponse`), the connection is gone (`ConnectionLost`), or no answer comes in time (`AnswerTimeout`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from time import monotonic
 from ... import duration
 from ...errors import InvalidInput
 from ..base import shown
+from ..remote.jobs import AnswerTimeout, ConnectionLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,26 +35,14 @@ _LONGEST_HEAD = 65_536
 _LONGEST_BODY = 64 * 1024 * 1024
 
 
-class Refused(Exception):
-    """The guard answered, and not with what was asked for."""
+class ErrorResponse(Exception):
+    """The guard answered with a status that is not 200. `text` is its own words."""
 
     def __init__(self, status: int, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
         self.retry_after = retry_after
-
-
-class Broken(Exception):
-    """The connection is gone, or there was none. `begun`: the request may have arrived."""
-
-    def __init__(self, text: str, begun: bool) -> None:
-        super().__init__(text)
-        self.begun = begun
-
-
-class Silent(Exception):
-    """There was no answer in time."""
 
 
 class Response:
@@ -74,12 +63,12 @@ class Response:
         self._chunk = -1
 
     def feed(self, data: bytes) -> None:
-        """Raises Broken for what is no HTTP."""
+        """Raises ConnectionLost for what is no HTTP."""
         if not data:
             if self.head and self._left is None:
                 self.done, self.keeps = True, False
                 return
-            raise Broken("the connection was closed before the answer was there", True)
+            raise ConnectionLost("the connection was closed before the answer was there", True)
         self._raw += data
         while not self.head:
             if not self._read_head():
@@ -90,7 +79,7 @@ class Response:
         self.body += self._raw
         self._raw = b""
         if len(self.body) > _LONGEST_BODY:
-            raise Broken("the answer has no end", True)
+            raise ConnectionLost("the answer has no end", True)
         if self._left is not None and len(self.body) >= self._left:
             self.done = True
 
@@ -98,14 +87,14 @@ class Response:
         end = self._raw.find(b"\r\n\r\n")
         if end < 0:
             if len(self._raw) > _LONGEST_HEAD:
-                raise Broken("what answers does not speak HTTP", True)
+                raise ConnectionLost("what answers does not speak HTTP", True)
             return False
         lines = self._raw[:end].decode("latin-1").split("\r\n")
         self._raw = self._raw[end + 4 :]
         version, _, rest = lines[0].partition(" ")
         status = rest[:3]
         if not version.startswith("HTTP/1.") or not status.isdecimal():
-            raise Broken("what answers does not speak HTTP", True)
+            raise ConnectionLost("what answers does not speak HTTP", True)
         if status[0] == "1":  # it says that it will answer
             return True
         self.head = True
@@ -139,7 +128,7 @@ class Response:
             try:
                 count = int(size.partition(b";")[0], 16)
             except ValueError:
-                raise Broken("what answers does not speak HTTP", True) from None
+                raise ConnectionLost("what answers does not speak HTTP", True) from None
             if not count:
                 if rest.startswith(b"\r\n"):
                     self.done = True
@@ -161,10 +150,10 @@ class Response:
         with suppress(ValueError, AttributeError):
             problem = loads(bytes(self.body))
             text = str(problem.get("detail") or problem.get("title") or text)
-        raise Refused(self.status, text, float(after) if after.isdecimal() else None)
+        raise ErrorResponse(self.status, text, float(after) if after.isdecimal() else None)
 
 
-class Link:
+class HttpConnection:
     """One connection, for one thread at a time."""
 
     __slots__ = ("_socket", "used")
@@ -174,18 +163,18 @@ class Link:
         self.used = monotonic()
 
     @property
-    def fresh(self) -> bool:
-        """Whether it may be used: the other end has not hung up, as far as is known here."""
+    def is_fresh(self) -> bool:
+        """Whether it may be used: the other end has not closed it, as far as is known here."""
         if monotonic() - self.used > FRESH:
             return False
         with suppress(OSError, ValueError):
             look = select.poll()
             look.register(self._socket, select.POLLIN)
-            return not look.poll(0)  # nothing was asked, so what can be read is the end
+            return not look.poll(0)  # no request is in flight, so what can be read is the end
         return False
 
-    def call(self, request: bytes, end: float) -> Response:
-        """The answer to a request, which must be there at `end`."""
+    def roundtrip(self, request: bytes, end: float) -> Response:
+        """Send a request and read its answer, which must be there at `end`."""
         response = Response()
         try:
             self._within(end)
@@ -194,20 +183,20 @@ class Link:
                 self._within(end)
                 response.feed(self._socket.recv(65_536))
         except TimeoutError:
-            raise Silent from None
+            raise AnswerTimeout from None
         except OSError as error:
-            raise Broken(str(error), True) from None
+            raise ConnectionLost(str(error), True) from None
         self.used = monotonic()
         return response
 
     def _within(self, end: float) -> None:
         left = end - monotonic()
         if left <= 0:
-            raise Silent
+            raise AnswerTimeout
         self._socket.settimeout(left)
 
     def stream(self, request: bytes, quiet: float) -> Iterator[bytes]:
-        """The body of an answer as it comes, which must not be quiet for longer. Raises Refused first, or Broken."""
+        """The body of an answer as it comes, with at most `quiet` seconds between its parts."""
         response = Response()
         try:
             self._socket.settimeout(quiet)
@@ -217,7 +206,7 @@ class Link:
                 if response.head and response.status == 200 and response.body:
                     yield response.take()
         except OSError as error:
-            raise Broken(str(error), True) from None
+            raise ConnectionLost(str(error), True) from None
         response.checked()
 
     def close(self) -> None:
@@ -227,8 +216,8 @@ class Link:
             self._socket.close()
 
 
-class AsyncLink:
-    """One connection of an event loop."""
+class AsyncHttpConnection:
+    """One connection of an event loop, for one task at a time. Time-outs are the caller's."""
 
     __slots__ = ("_reader", "_writer", "used")
 
@@ -238,11 +227,12 @@ class AsyncLink:
         self.used = monotonic()
 
     @property
-    def fresh(self) -> bool:
+    def is_fresh(self) -> bool:
         gone = self._reader.at_eof() or self._writer.is_closing() or self._reader.exception() is not None
         return not gone and monotonic() - self.used <= FRESH
 
-    async def call(self, request: bytes) -> Response:
+    async def roundtrip(self, request: bytes) -> Response:
+        """Send a request and await its answer."""
         response = Response()
         try:
             self._writer.write(request)
@@ -250,7 +240,7 @@ class AsyncLink:
             while not response.done:
                 response.feed(await self._reader.read(65_536))
         except OSError as error:
-            raise Broken(str(error), True) from None
+            raise ConnectionLost(str(error), True) from None
         self.used = monotonic()
         return response
 
@@ -259,7 +249,7 @@ class AsyncLink:
             self._writer.close()
 
 
-class Endpoint:
+class GuardEndpoint:
     """Where a guard is and how it is spoken to, by the URL of the store."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -296,7 +286,7 @@ class Endpoint:
             f"Host: {host}:{self.port}\r\nUser-Agent: headgate\r\n"
             f"{f'Authorization: Bearer {token}{chr(13)}{chr(10)}' if token else ''}"
         )
-        #: Host and port as they were last looked up.
+        #: The addresses of the host as they were looked up last.
         self._found: list[Any] = []
 
     def post(self, path: str, body: bytes) -> bytes:
@@ -321,7 +311,7 @@ class Endpoint:
         return self._context
 
     def _addresses(self, seconds: float) -> list[Any]:
-        """Looking up a name can take as long as it likes: it is done aside, and waited for no longer than this."""
+        """The addresses of the host. Looking them up can take as long as it likes: a thread does, for so many seconds."""
         import threading
 
         found: list[Any] = []
@@ -337,19 +327,19 @@ class Endpoint:
         thread.start()
         thread.join(max(0.0, seconds))
         if errors:
-            raise Broken(errors[0], False)
+            raise ConnectionLost(errors[0], False)
         if not found:
             if self._found:
-                return self._found  # as they were when the name was last known
-            raise Silent
+                return self._found  # as they were looked up last
+            raise AnswerTimeout
         self._found = found
         return found
 
-    def connect(self, seconds: float) -> Link:
-        """A connection that is there within so many seconds."""
+    def connect(self, seconds: float) -> HttpConnection:
+        """A connection, made within so many seconds."""
         end = monotonic() + max(0.001, seconds)
         context = self._secure()
-        failure: Exception = Broken("it has no address", False)
+        failure: Exception = ConnectionLost("it has no address", False)
         for family, kind, protocol, _, address in self._addresses(seconds):
             made = socket.socket(family, kind, protocol)
             try:
@@ -358,25 +348,25 @@ class Endpoint:
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if context is not None:
                     made = context.wrap_socket(made, server_hostname=self.host)
-                return Link(made)
+                return HttpConnection(made)
             except TimeoutError:
                 made.close()
-                failure = Silent()
+                failure = AnswerTimeout()
             except OSError as error:
                 made.close()
-                failure = Broken(str(error), False)
+                failure = ConnectionLost(str(error), False)
             except BaseException:
                 made.close()
                 raise
         raise failure
 
-    async def connect_async(self) -> AsyncLink:
-        """The same on an event loop, for as long as its caller waits."""
+    async def connect_async(self) -> AsyncHttpConnection:
+        """A connection on an event loop, which is made for as long as the caller awaits it."""
         context = self._secure()
         try:
             reader, writer = await asyncio.open_connection(
                 self.host, self.port, ssl=context, server_hostname=self.host if context else None
             )
         except OSError as error:
-            raise Broken(str(error), False) from None
-        return AsyncLink(reader, writer)
+            raise ConnectionLost(str(error), False) from None
+        return AsyncHttpConnection(reader, writer)

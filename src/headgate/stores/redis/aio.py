@@ -1,381 +1,363 @@
-"""Sending from an event loop: everything that is asked in the same turn of the loop goes out together."""
+"""Sending from an event loop: everything that is submitted in the same turn of the loop goes out together."""
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import Future
 from contextlib import suppress
-from time import monotonic_ns
 
 from ...errors import StoreFormatError, StoreUnavailable
-from ..remote.coalescing import GRACE, HALVED, LARGEST_BATCH, MOST, AsyncJob
-from .errors import Broken, Refused, Silent
-from .requests import Call
+from ..remote.coalescing import MOST_IN_FLIGHT, Deadline, fail_waiting, take_turn
+from ..remote.jobs import AnswerTimeout, ConnectionLost, LoopJob, fail_all
+from .errors import ErrorReply
+from .requests import RedisRequest
 from .script import library, tag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from ...kernel.commands import Command
-    from .client import Address, AsyncLink
-    from .requests import Calls
+    from .client import Address, AsyncRedisConnection
+    from .requests import RedisRequests
 
 
 #: An event loop does not keep its tasks alive by itself.
-_tidying: set[asyncio.Task[None]] = set()
+_closers: set[asyncio.Task[None]] = set()
 
 
-class Loop:
-    """The calls of one event loop, and its connections."""
+class RedisLoopSender:
+    """The requests of one event loop, and its connections."""
 
-    def __init__(self, calls: Calls, loop: asyncio.AbstractEventLoop) -> None:
-        self._calls = calls
+    def __init__(self, requests: RedisRequests, loop: asyncio.AbstractEventLoop) -> None:
+        self.requests = requests
         self.loop = loop
-        self._lanes: dict[str, AsyncLane] = {}
-        self._idle: dict[Address, list[AsyncLink]] = {}
-        self._tidying: asyncio.Task[None] | None = None
+        self._coalescers: dict[str, GateLoopCoalescer] = {}
+        self._idle: dict[Address, list[AsyncRedisConnection]] = {}
+        #: The task that closes the connections when the loop ends.
+        self._closer: asyncio.Task[None] | None = None
         self._closing = False
-        self.flights: set[Flight] = set()
+        self.in_flight: set[InFlight] = set()
 
-    def submit(self, gate: str, commands: Sequence[Command]) -> AsyncJob:
-        lane = self._lanes.get(gate)
-        if lane is None:
-            lane = self._lanes[gate] = AsyncLane(self, gate)
-        job = AsyncJob(commands, Future(loop=self.loop))
-        waiting = lane.waiting
+    def submit(self, gate: str, commands: Sequence[Command]) -> LoopJob:
+        coalescer = self._coalescers.get(gate)
+        if coalescer is None:
+            coalescer = self._coalescers[gate] = GateLoopCoalescer(self, gate)
+        job = LoopJob(commands, Future(loop=self.loop))
+        waiting = coalescer.waiting
         waiting.append(job)
         if len(waiting) == 1:
-            lane.attend()
+            coalescer.begin_if_free()
         return job
 
-    # --- one call -------------------------------------------------------------------------------------------------
+    # --- one request ----------------------------------------------------------------------------------------------
 
-    def start(self, call: Call, lane: AsyncLane) -> bool:
-        """Send a call by a connection that stands ready; False where there is none, or more is to be done."""
-        calls = self._calls
-        idle = None if calls.timeless else self._idle.get(calls.address(call))  # type: ignore[arg-type]
-        while idle and idle[-1].tells:
-            link = idle.pop()
-            if not link.gone:
-                self.flights.add(Flight(self, lane, call, link))
+    def start(self, request: RedisRequest, coalescer: GateLoopCoalescer) -> bool:
+        """Send a request by an idle connection. Returns False where there is none, or more has to be done first."""
+        requests = self.requests
+        idle = None if requests.sends_time else self._idle.get(requests.address(request))  # type: ignore[arg-type]
+        while idle and idle[-1].has_callbacks:
+            connection = idle.pop()
+            if not connection.is_lost:
+                self.in_flight.add(InFlight(self, coalescer, request, connection))
                 return True
-            closing = self.loop.create_task(link.close())
-            _tidying.add(closing)
-            closing.add_done_callback(_tidying.discard)
+            closing = self.loop.create_task(connection.close())
+            _closers.add(closing)
+            closing.add_done_callback(_closers.discard)
         return False
 
     async def run(
-        self, call: Call, end: float = 0.0, link: AsyncLink | None = None, failed: Exception | None = None
+        self,
+        request: RedisRequest,
+        end: float = 0.0,
+        connection: AsyncRedisConnection | None = None,
+        failed: Exception | None = None,
     ) -> None:
-        """Send a call until it is answered, or its time is over. Each of its jobs is done then.
+        """Send a request until it is answered, or its time is over. Each of its jobs is done then.
 
-        `failed` is what became of a first attempt by `link`, which had until `end` as well.
+        `failed` is the error of a first attempt by `connection`, which had until `end` as well.
         """
         task = asyncio.current_task()
         assert task is not None
-        end = end or self.loop.time() + self._calls.endpoint.timeout
-        watch = Watch(self.loop, task.cancel, end - self.loop.time())
+        end = end or self.loop.time() + self.requests.endpoint.timeout
+        deadline = Deadline(self.loop, task.cancel, end - self.loop.time())
         try:
-            await self._send(call, end, link, failed)
+            await self._attempt(request, end, connection, failed)
         except asyncio.CancelledError:
-            if not watch.over:
-                call.fail(StoreUnavailable(f"{self._calls.endpoint.shown}: the event loop is being closed"))
+            if not deadline.expired:
+                request.fail(StoreUnavailable(f"{self.requests.endpoint.shown}: the event loop is being closed"))
                 raise
             task.uncancel()
-            call.fail(self._calls.unavailable(Silent()))
+            request.fail(self.requests.unavailable(AnswerTimeout()))
         except BaseException as error:
-            for job in call.jobs:
-                job.fail(error)  # a bug; whoever asked should see it
+            for job in request.jobs:
+                job.fail(error)  # a bug, which its caller should see
         finally:
-            watch.end()
+            deadline.cancel()
 
-    async def _send(self, call: Call, end: float, link: AsyncLink | None, failed: Exception | None) -> None:
-        calls = self._calls
-        while call.jobs:
+    async def _attempt(
+        self, request: RedisRequest, end: float, connection: AsyncRedisConnection | None, failed: Exception | None
+    ) -> None:
+        requests = self.requests
+        while request.jobs:
             error: Exception
             try:
                 if failed is not None:
                     first, failed = failed, None
                     raise first
-                link = None
-                link = await self._link(call)
-                if calls.must_ask_time:
-                    await self._ask_time(link)
-                if call.loading:
-                    await self._load(link, call)
-                if call.asking:
-                    await link.call("ASKING")
-                call.leaves()
-                raw = await link.call(*calls.words(call))
-                self.keep(link)
-                link = None
-                if calls.take(call, raw):
+                connection = None
+                connection = await self._connect(request)
+                if requests.must_calibrate:
+                    await self._calibrate(connection)
+                if request.loads_library:
+                    await self._load(connection, request)
+                if request.says_asking:
+                    await connection.roundtrip("ASKING")
+                request.mark_sent()
+                raw = await connection.roundtrip(*requests.words_of(request))
+                self.keep(connection)
+                connection = None
+                if requests.hand_out(request, raw):
                     return
                 continue
-            except Refused as refused:
-                if link is not None and refused.kind not in ("loading", "readonly"):
-                    self.keep(link)
-                    link = None
-                if refused.kind == "ask" and await self._follow(call, refused):
+            except ErrorReply as reply:
+                if connection is not None and reply.kind not in ("loading", "readonly"):
+                    self.keep(connection)
+                    connection = None
+                if reply.kind == "ask" and await self._follow(request, reply):
                     continue
-                error = refused
-            except (Broken, Silent) as lost:
+                error = reply
+            except (ConnectionLost, AnswerTimeout) as lost:
                 error = lost
-                if link is not None:
-                    await self._forget(link.address)
+                if connection is not None:
+                    await self._close_idle(connection.address)
             finally:
-                if link is not None:
-                    await link.close()
+                if connection is not None:
+                    await connection.close()
             try:
-                pause = calls.after(call, error)
+                pause = requests.retry_pause(request, error)
                 if self.loop.time() + pause >= end:
-                    raise calls.unavailable(error)
+                    raise requests.unavailable(error)
             except (StoreUnavailable, StoreFormatError) as failure:
-                call.fail(failure)
+                request.fail(failure)
                 return
             if pause:
                 await asyncio.sleep(pause)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    async def _link(self, call: Call) -> AsyncLink:
-        address = self._calls.address(call)
+    async def _connect(self, request: RedisRequest) -> AsyncRedisConnection:
+        """An idle connection to the server of a request, or a new one."""
+        address = self.requests.address(request)
         if address is None:
-            await self._ask_cluster()
-            address = self._calls.address(call)
+            await self._ask_slots()
+            address = self.requests.address(request)
             if address is None:
-                raise Refused("moving", "CLUSTERDOWN no master serves the slot of this gate")
+                raise ErrorReply("moving", "CLUSTERDOWN no master serves the slot of this gate")
         with suppress(LookupError):
             return self._idle[address].pop()
-        if self._tidying is None:
-            self._tidying = self.loop.create_task(self._tidy(), name="headgate-redis")
-            _tidying.add(self._tidying)
-            self._tidying.add_done_callback(_tidying.discard)
-        return await self._calls.endpoint.connect_async(address)
+        if self._closer is None:
+            self._closer = self.loop.create_task(self._close_with_loop(), name="headgate-redis")
+            _closers.add(self._closer)
+            self._closer.add_done_callback(_closers.discard)
+        return await self.requests.endpoint.connect_async(address)
 
-    def keep(self, link: AsyncLink) -> None:
-        self._idle.setdefault(link.address, []).append(link)
+    def keep(self, connection: AsyncRedisConnection) -> None:
+        self._idle.setdefault(connection.address, []).append(connection)
 
-    async def _forget(self, address: Address) -> None:
+    async def _close_idle(self, address: Address) -> None:
         """One connection to a server is gone, so the others are likely to be."""
-        for link in self._idle.pop(address, ()):
-            await link.close()
+        for connection in self._idle.pop(address, ()):
+            await connection.close()
 
-    async def _tidy(self) -> None:
-        """Closes the connections when the loop ends, which is when `asyncio.run` cancels all that is left."""
+    async def _close_with_loop(self) -> None:
+        """Closes the connections when the loop ends, which is when `asyncio.run` cancels all tasks that are left."""
         try:
             await self.loop.create_future()
         finally:
-            self._tidying = None
+            self._closer = None
             if not self._closing:
-                for flight in list(self.flights):
-                    await flight.end()
+                for flight in list(self.in_flight):
+                    await flight.abort()
             self._closing = False
-            await self.close()
+            await self._close_all()
 
-    def shut(self) -> None:
+    def close_soon(self) -> None:
         """The store is closed while the loop goes on."""
-        if self._tidying is not None:
+        if self._closer is not None:
             self._closing = True
-            self._tidying.cancel()
+            self._closer.cancel()
 
-    async def close(self) -> None:
+    async def _close_all(self) -> None:
         idle, self._idle = self._idle, {}
-        for links in idle.values():
-            for link in links:
-                await link.close()
+        for connections in idle.values():
+            for connection in connections:
+                await connection.close()
 
-    async def _ask_cluster(self) -> None:
+    async def _ask_slots(self) -> None:
+        """Ask the masters of a cluster, until one answers, which of them serves which slot."""
         error: Exception | None = None
-        for address in self._calls.masters():
+        for address in self.requests.masters():
             try:
-                link = await self._calls.endpoint.connect_async(address)
+                connection = await self.requests.endpoint.connect_async(address)
                 try:
-                    self._calls.learn(address, await link.call("CLUSTER", "SLOTS"))
+                    self.requests.learn_slots(address, await connection.roundtrip("CLUSTER", "SLOTS"))
                 finally:
-                    await link.close()
+                    await connection.close()
                 return
-            except (Refused, Broken, Silent) as failure:
+            except (ErrorReply, ConnectionLost, AnswerTimeout) as failure:
                 error = failure
         assert error is not None
         raise error
 
-    async def _follow(self, call: Call, refused: Refused) -> bool:
-        """The slot is on its way to another master: go there if all keys of the gate have arrived."""
-        source, slot = self._calls.address(call), self._calls.slot(call.gate)
-        with suppress(Refused, Broken, Silent):
-            link = await self._calls.endpoint.connect_async(source or self._calls.endpoint.start)
+    async def _follow(self, request: RedisRequest, reply: ErrorReply) -> bool:
+        """The slot is being moved to another master: have the request go there if all keys of the gate have arrived."""
+        source, slot = self.requests.address(request), self.requests.slot(request.gate)
+        with suppress(ErrorReply, ConnectionLost, AnswerTimeout):
+            connection = await self.requests.endpoint.connect_async(source or self.requests.endpoint.start)
             try:
-                count = await link.call("CLUSTER", "COUNTKEYSINSLOT", slot)
-                left = await link.call("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
+                count = await connection.roundtrip("CLUSTER", "COUNTKEYSINSLOT", slot)
+                left = await connection.roundtrip("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
             finally:
-                await link.close()
-            if not any(key.startswith(tag(call.gate).encode()) for key in left):
-                call.elsewhere, call.asking = refused.address, True
+                await connection.close()
+            if not any(key.startswith(tag(request.gate).encode()) for key in left):
+                request.redirected_to, request.says_asking = reply.address, True
                 return True
         return False
 
-    async def _load(self, link: AsyncLink, call: Call) -> None:
-        refused: Refused | None = None
+    async def _load(self, connection: AsyncRedisConnection, request: RedisRequest) -> None:
+        failed: ErrorReply | None = None
         try:
-            await link.call("FUNCTION", "LOAD", library())
-        except Refused as error:
-            refused = error
-        self._calls.after_loading(call, refused)
+            await connection.roundtrip("FUNCTION", "LOAD", library())
+        except ErrorReply as error:
+            failed = error
+        self.requests.library_loaded(request, failed)
 
-    async def _ask_time(self, link: AsyncLink) -> None:
-        before = monotonic_ns()
+    async def _calibrate(self, connection: AsyncRedisConnection) -> None:
         try:
-            self._calls.set_time(await link.call("TIME"), before)
-        except Refused:
-            self._calls.set_time(None, before)
+            self.requests.calibrate(await connection.roundtrip("TIME"))
+        except ErrorReply:
+            self.requests.calibrate(None)
 
 
-class Watch:
-    """Says when the time is over: not before a loop that was held up has read what has arrived."""
+class InFlight:
+    """A request on an idle connection: its answer comes by callback, so that no task waits for it unless it fails."""
 
-    __slots__ = ("_handle", "_loop", "_tell", "over")
+    __slots__ = ("_coalescer", "_connection", "_deadline", "_end", "_request", "_sender")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], object], seconds: float) -> None:
-        self._loop = loop
-        self._tell = tell
-        self.over = False
-        self._handle = loop.call_later(max(0.0, seconds - GRACE), self._nearly)
+    def __init__(
+        self,
+        sender: RedisLoopSender,
+        coalescer: GateLoopCoalescer,
+        request: RedisRequest,
+        connection: AsyncRedisConnection,
+    ) -> None:
+        self._sender = sender
+        self._coalescer = coalescer
+        self._request = request
+        self._connection = connection
+        timeout = sender.requests.endpoint.timeout
+        self._end = sender.loop.time() + timeout
+        self._deadline = Deadline(sender.loop, self._on_timeout, timeout)
+        request.mark_sent()
+        connection.send(sender.requests.words_of(request), self._on_answer)
 
-    def _nearly(self) -> None:
-        self._handle = self._loop.call_later(GRACE, self._now)
+    def _over(self) -> None:
+        self._deadline.cancel()
+        self._sender.in_flight.discard(self)
 
-    def _now(self) -> None:
-        self.over = True
-        self._tell()
-
-    def end(self) -> None:
-        self._handle.cancel()
-
-
-class Flight:
-    """A call under way by a connection that stood ready: no task has to wait for it while nothing goes wrong."""
-
-    __slots__ = ("_call", "_end", "_lane", "_link", "_loop", "_watch")
-
-    def __init__(self, loop: Loop, lane: AsyncLane, call: Call, link: AsyncLink) -> None:
-        self._loop = loop
-        self._lane = lane
-        self._call = call
-        self._link = link
-        timeout = loop._calls.endpoint.timeout
-        self._end = loop.loop.time() + timeout
-        self._watch = Watch(loop.loop, self._late, timeout)
-        call.leaves()
-        link.ask(loop._calls.words(call), self._told)
-
-    def _land(self) -> None:
-        self._watch.end()
-        self._loop.flights.discard(self)
-
-    def _told(self, answer: Any) -> None:
-        self._land()
-        loop, call = self._loop, self._call
-        if isinstance(answer, Refused | Broken):
-            self._lane.go_on(call, self._end, self._link, answer)
+    def _on_answer(self, answer: Any) -> None:
+        self._over()
+        sender, request = self._sender, self._request
+        if isinstance(answer, ErrorReply | ConnectionLost):
+            self._coalescer.run(request, self._end, self._connection, answer)
             return
-        loop.keep(self._link)
-        first = call.jobs[0]
+        sender.keep(self._connection)
+        first = request.jobs[0]
         try:
-            if not loop._calls.take(call, answer):
-                self._lane.go_on(call, self._end)
+            if not sender.requests.hand_out(request, answer):
+                self._coalescer.run(request, self._end)
                 return
         except BaseException as error:
-            for job in call.jobs:
-                job.fail(error)  # a bug; whoever asked should see it
-        self._lane.over(first)
+            for job in request.jobs:
+                job.fail(error)  # a bug, which its caller should see
+        self._coalescer.request_done(first)
 
-    def _late(self) -> None:
-        self._land()
-        self._lane.go_on(self._call, self._end, self._link, Silent())
+    def _on_timeout(self) -> None:
+        self._over()
+        self._coalescer.run(self._request, self._end, self._connection, AnswerTimeout())
 
-    async def end(self) -> None:
+    async def abort(self) -> None:
         """The loop ends."""
-        self._land()
-        self._call.fail(StoreUnavailable(f"{self._loop._calls.endpoint.shown}: the event loop is being closed"))
-        await self._link.close()
+        self._over()
+        self._request.fail(StoreUnavailable(f"{self._sender.requests.endpoint.shown}: the event loop is being closed"))
+        await self._connection.close()
 
 
-class AsyncLane:
+class GateLoopCoalescer:
     """The jobs of one gate on one event loop."""
 
-    __slots__ = ("_gate", "_loop", "_tasks", "_under_way", "waiting")
+    __slots__ = ("_gate", "_sender", "_sending", "_tasks", "waiting")
 
-    def __init__(self, loop: Loop, gate: str) -> None:
-        self._loop = loop
+    def __init__(self, sender: RedisLoopSender, gate: str) -> None:
+        self._sender = sender
         self._gate = gate
-        self.waiting: list[AsyncJob] = []
-        self._under_way = 0
+        self.waiting: list[LoopJob] = []
+        #: Requests that are about to be sent, or in flight.
+        self._sending = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def attend(self) -> None:
-        """There is a job where there was none: it is sent with all that come in the same turn, if there is a place."""
-        if self._under_way < MOST:
+    def begin_if_free(self) -> None:
+        """The first job waits: send it with all that are submitted in the same turn, unless enough is in flight."""
+        if self._sending < MOST_IN_FLIGHT:
             self._begin()
 
     def _begin(self) -> None:
-        self._under_way += 1
-        self._loop.loop.call_soon(self._send)
+        self._sending += 1
+        self._sender.loop.call_soon(self._send)
 
     def _send(self) -> None:
-        # By now all that was ready in this turn of the loop has asked as well.
-        jobs = self._next(halved=self._under_way < MOST)
-        if self.waiting and self._under_way < MOST:
+        # By now every task that was ready in this turn of the loop has submitted its job.
+        jobs = take_turn(self.waiting, halved=self._sending < MOST_IN_FLIGHT)
+        if self.waiting and self._sending < MOST_IN_FLIGHT:
             self._begin()
         if not jobs:
-            self._under_way -= 1
+            self._sending -= 1
             return
-        call = Call(self._gate, jobs)
-        if not self._loop.start(call, self):
-            self.go_on(call)
+        request = RedisRequest(self._gate, jobs)
+        if not self._sender.start(request, self):
+            self.run(request)
 
-    def go_on(
-        self, call: Call, end: float = 0.0, link: AsyncLink | None = None, failed: Exception | None = None
+    def run(
+        self,
+        request: RedisRequest,
+        end: float = 0.0,
+        connection: AsyncRedisConnection | None = None,
+        failed: Exception | None = None,
     ) -> None:
-        """Whatever has to be done about a call that was not simply answered."""
-        task = self._loop.loop.create_task(self._run(call, end, link, failed))
+        """Have a task send a request: there is no idle connection, or a first attempt failed."""
+        task = self._sender.loop.create_task(self._run(request, end, connection, failed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, call: Call, end: float, link: AsyncLink | None, failed: Exception | None) -> None:
-        first = call.jobs[0]
+    async def _run(
+        self, request: RedisRequest, end: float, connection: AsyncRedisConnection | None, failed: Exception | None
+    ) -> None:
+        first = request.jobs[0]
         try:
-            await self._loop.run(call, end, link, failed)
+            await self._sender.run(request, end, connection, failed)
         except asyncio.CancelledError:
-            # The loop ends: whoever is left would wait for ever.
+            # The loop ends: tasks that still wait would wait for ever.
             waiting, self.waiting = self.waiting, []
-            Call(self._gate, waiting).fail(StoreUnavailable("the event loop is being closed"))
+            fail_all(waiting, StoreUnavailable("the event loop is being closed"))
             raise
         finally:
-            self.over(first)
+            self.request_done(first)
 
-    def over(self, first: AsyncJob) -> None:
-        """A call was answered, or has failed: its place is free."""
-        self._tell_others(first)
-        self._under_way -= 1
-        if self.waiting and self._under_way < MOST:
+    def request_done(self, first: LoopJob) -> None:
+        """A request was answered, or has failed: another may be sent."""
+        fail_waiting(self.waiting, first)
+        self._sending -= 1
+        if self.waiting and self._sending < MOST_IN_FLIGHT:
             self._begin()
-
-    def _next(self, halved: bool) -> list[AsyncJob]:
-        waiting = self.waiting
-        count = min(len(waiting), LARGEST_BATCH)
-        if halved and count > HALVED:
-            count = (count + 1) // 2
-        jobs = [job for job in waiting[:count] if not job.future.done()]  # who left before is not asked for
-        del waiting[:count]
-        return jobs
-
-    def _tell_others(self, first: AsyncJob) -> None:
-        """When a server is away, those who came meanwhile would only find the same, as long again."""
-        future = first.future
-        if future.done() and not future.cancelled() and type(error := future.exception()) is StoreUnavailable:
-            for job in self.waiting:
-                job.fail(StoreUnavailable(*error.args, decided=False))
-            self.waiting.clear()

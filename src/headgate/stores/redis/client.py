@@ -1,7 +1,7 @@
 """Connections to Redis servers, through redis-py: the one file that imports it.
 
-A `Link` is one connection with one question under way at a time. What can go wrong on it is one of three things: the
-server said no (`Refused`), the connection is gone (`Broken`), or there was no answer in time (`Silent`).
+A `RedisConnection` has one command in flight at a time. Three things can go wrong on it: the server answered with an
+error (`ErrorReply`), the connection is gone (`ConnectionLost`), or there was no answer in time (`AnswerTimeout`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError
 
 try:
-    # What redis-py does on top of it takes as long as all else that is done for an ask here.
+    # What redis-py does on top of it takes as long as all else that this process does for an ask.
     import hiredis
 except ImportError:
     hiredis = None  # type: ignore[assignment]
@@ -26,7 +26,8 @@ except ImportError:
 from ... import duration
 from ...errors import InvalidInput
 from ..base import shown
-from .errors import NAMES, PREFIXES, Broken, Refused, Silent
+from ..remote.jobs import AnswerTimeout, ConnectionLost
+from .errors import NAMES, PREFIXES, ErrorReply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,21 +51,21 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _refusal(error: Exception) -> Refused:
+def _error_reply(error: Exception) -> ErrorReply:
     text = str(error)
     if isinstance(error, NoScriptError):
-        return Refused("noscript", text)
+        return ErrorReply("noscript", text)
     if isinstance(error, MovedError | AskError):
         kind = "ask" if type(error) is AskError else "moved"
-        return Refused(kind, text, (error.host, error.port))
+        return ErrorReply(kind, text, (error.host, error.port))
     if isinstance(error, ReadOnlyError):
-        return Refused("readonly", text)
+        return ErrorReply("readonly", text)
     kind = NAMES.get(type(error).__name__) or PREFIXES.get(text.partition(" ")[0], "")
     if not kind and "non local key" in text:
         kind = "moving"
     if not kind and "Function not found" in text:
         kind = "nofunction"
-    return Refused(kind or "other", text)
+    return ErrorReply(kind or "other", text)
 
 
 def slot_of(key: str) -> int:
@@ -76,20 +77,20 @@ def slot_of(key: str) -> int:
 #: Bytes that are read at a time: the answer to a hundred asks.
 READ = 16_384
 
-#: What a reader of hiredis has while an answer is not whole.
+#: What a reader of hiredis returns while an answer is incomplete.
 _MORE = object()
 
 
 def _reader(connection: Any) -> Any:
-    """What takes answers apart, in the place of redis-py's own; None where that is not to be had."""
+    """A parser of replies, in the place of redis-py's own; None where hiredis is not installed."""
     errors = getattr(getattr(connection, "_parser", None), "parse_error", None)
     if hiredis is None or errors is None:
         return None
     return hiredis.Reader(protocolError=redis.InvalidResponse, replyError=errors, notEnoughData=_MORE)
 
 
-def _waits_in_kernel(connected: Any, seconds: float) -> None:
-    """Have the system end a wait: Python's own time-outs are a call to it more for each that is sent or read."""
+def _set_kernel_timeouts(connected: Any, seconds: float) -> None:
+    """Have the kernel end a wait: Python's own time-outs cost one more system call for every send and read."""
     if type(connected) is socket.socket and sys.platform != "win32":
         whole = int(seconds)
         limit = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
@@ -98,35 +99,35 @@ def _waits_in_kernel(connected: Any, seconds: float) -> None:
         connected.settimeout(None)
 
 
-class Link:
+class RedisConnection:
     """One connection, for one thread at a time.
 
-    redis-py makes it: addresses, TLS, passwords. After that its socket is read and written here, where it can be had.
+    redis-py makes it: addresses, TLS, passwords. After that its socket is read and written here, if hiredis is installed.
     """
 
-    __slots__ = ("_connection", "_reader", "_socket", "address", "hurried")
+    __slots__ = ("_connection", "_reader", "_socket", "address", "short_timeouts")
 
-    def __init__(self, connection: Any, address: Address, seconds: float, hurried: bool) -> None:
+    def __init__(self, connection: Any, address: Address, seconds: float, short_timeouts: bool) -> None:
         self._connection = connection
         self.address = address
-        #: It was made when there was little time left, and its time-outs are as short: not for anybody else.
-        self.hurried = hurried
+        #: It was made when little time was left, and its time-outs are as short: no other request may use it.
+        self.short_timeouts = short_timeouts
         self._socket: Any = getattr(connection, "_sock", None)
         self._reader: Any = None if self._socket is None else _reader(connection)
         if self._reader is not None:
-            _waits_in_kernel(self._socket, seconds)
+            _set_kernel_timeouts(self._socket, seconds)
 
-    def call(self, *words: Any) -> Any:
-        """The answer to one command."""
+    def roundtrip(self, *words: Any) -> Any:
+        """Send a command and read its answer."""
         self.send(*words)
         return self.read()
 
     def send(self, *words: Any) -> None:
-        """A command whose answer is read later."""
+        """Send a command whose answer is read later."""
         self.send_packed(self._connection.pack_command(*words) if self._reader is None else hiredis.pack_command(words))
 
     def send_packed(self, command: bytes | list[bytes]) -> None:
-        """The same with the bytes of a command."""
+        """Send a command that is encoded already."""
         try:
             if self._reader is not None:
                 self._socket.sendall(command)
@@ -134,23 +135,24 @@ class Link:
                 pieces = [command] if command.__class__ is bytes else command
                 self._connection.send_packed_command(pieces, check_health=False)
         except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
-            raise Silent(str(error)) from None
+            raise AnswerTimeout(str(error)) from None
         except (redis.ConnectionError, OSError) as error:
             raise _lost(error) from None
 
     def read(self) -> Any:
+        """The next answer."""
         try:
             if self._reader is None:
                 return self._connection.read_response()
             answer = self._next()
         except redis.ResponseError as error:
-            raise _refusal(error) from None
+            raise _error_reply(error) from None
         except (BlockingIOError, TimeoutError, redis.TimeoutError) as error:
-            raise Silent(str(error)) from None
+            raise AnswerTimeout(str(error)) from None
         except (redis.ConnectionError, redis.InvalidResponse, OSError) as error:
             raise _lost(error) from None
         if isinstance(answer, Exception):
-            raise _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
+            raise _error_reply(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
         return answer
 
     def _next(self) -> Any:
@@ -164,8 +166,8 @@ class Link:
             answer = reader.gets()
         return answer
 
-    def heard(self) -> Any:
-        """What comes next without having been asked for; None when nothing does for as long as its time-out is."""
+    def read_message(self) -> Any:
+        """The next message of a subscription; None when none comes for as long as the connection's time-out is."""
         try:
             if self._reader is None:
                 return self._connection.read_response(disconnect_on_error=False)
@@ -173,9 +175,9 @@ class Link:
         except (BlockingIOError, TimeoutError, redis.TimeoutError):
             return None
         except Exception as error:  # also those of a connection that was closed under it
-            raise Broken(str(error), True) from None
+            raise ConnectionLost(str(error), True) from None
         if isinstance(answer, Exception):
-            raise Broken(str(answer), True)
+            raise ConnectionLost(str(answer), True)
         return answer
 
     def close(self) -> None:
@@ -183,16 +185,16 @@ class Link:
             self._connection.disconnect()
 
 
-class Incoming(asyncio.Protocol):
-    """What arrives on a connection of an event loop, told as soon as it is whole."""
+class AnswerProtocol(asyncio.Protocol):
+    """Calls a function with each answer that arrives on a connection of an event loop."""
 
-    __slots__ = ("gone", "reader", "tell")
+    __slots__ = ("lost", "on_answer", "reader")
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
-        #: Who waits for the answer: it is called with that, or with `Refused` or `Broken`.
-        self.tell: Callable[[Any], None] | None = None
-        self.gone: Broken | None = None
+        #: Called with the answer to the command in flight, or with `ErrorReply` or `ConnectionLost`.
+        self.on_answer: Callable[[Any], None] | None = None
+        self.lost: ConnectionLost | None = None
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -202,71 +204,71 @@ class Incoming(asyncio.Protocol):
             answer = error
         if answer is not _MORE:
             if isinstance(answer, Exception):
-                answer = _refusal(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
-            self._told(answer)
+                answer = _error_reply(answer) if isinstance(answer, redis.ResponseError) else _lost(answer)
+            self._answer(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.gone = Broken(str(error or "the server has closed the connection"), True)
-        self._told(self.gone)
+        self.lost = ConnectionLost(str(error or "the server has closed the connection"), True)
+        self._answer(self.lost)
 
-    def _told(self, answer: Any) -> None:
-        tell, self.tell = self.tell, None
-        if tell is not None:
-            tell(answer)
+    def _answer(self, answer: Any) -> None:
+        on_answer, self.on_answer = self.on_answer, None
+        if on_answer is not None:
+            on_answer(answer)
 
 
-class AsyncLink:
-    """The same for one task at a time. Time-outs are the caller's."""
+class AsyncRedisConnection:
+    """One connection of an event loop, for one task at a time. Time-outs are the caller's."""
 
-    __slots__ = ("_connection", "_incoming", "_transport", "address")
+    __slots__ = ("_connection", "_protocol", "_transport", "address")
 
     def __init__(self, connection: Any, address: Address) -> None:
         self._connection = connection
         self.address = address
         self._transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
-        self._incoming: Incoming | None = None
+        self._protocol: AnswerProtocol | None = None
         if self._transport is not None and (reader := _reader(connection)) is not None:
-            self._incoming = Incoming(reader)
-            self._transport.set_protocol(self._incoming)
+            self._protocol = AnswerProtocol(reader)
+            self._transport.set_protocol(self._protocol)
 
     @property
-    def tells(self) -> bool:
-        """Whether `ask` can be used; else `call` is the way."""
-        return self._incoming is not None
+    def has_callbacks(self) -> bool:
+        """Whether `send` can be used, which needs hiredis; `roundtrip` always can."""
+        return self._protocol is not None
 
     @property
-    def gone(self) -> bool:
-        return self._incoming is not None and self._incoming.gone is not None
+    def is_lost(self) -> bool:
+        return self._protocol is not None and self._protocol.lost is not None
 
-    def ask(self, words: Sequence[Any], tell: Callable[[Any], None]) -> None:
-        """Send a command and have its answer told."""
-        assert self._incoming is not None
-        self._incoming.tell = tell
-        # Nobody asks on before the answer is there, so what is written does not pile up.
+    def send(self, words: Sequence[Any], on_answer: Callable[[Any], None]) -> None:
+        """Send a command, and have a function called with its answer."""
+        assert self._protocol is not None
+        self._protocol.on_answer = on_answer
+        # The next command is sent when the answer is there, so what is written does not pile up.
         self._transport.write(hiredis.pack_command(tuple(words)))
 
-    async def call(self, *words: Any) -> Any:
-        """The answer to one command."""
-        incoming, connection = self._incoming, self._connection
-        if incoming is not None:
+    async def roundtrip(self, *words: Any) -> Any:
+        """Send a command and await its answer."""
+        protocol, connection = self._protocol, self._connection
+        if protocol is not None:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-            def tell(answer: Any) -> None:
+            def on_answer(answer: Any) -> None:
                 if not future.done():
                     future.set_result(answer)
 
-            if incoming.gone is not None:
-                raise incoming.gone
-            self.ask(words, tell)
+            if protocol.lost is not None:
+                raise protocol.lost
+            self.send(words, on_answer)
             answer = await future
-            if isinstance(answer, Refused | Broken):
+            if isinstance(answer, ErrorReply | ConnectionLost):
                 raise answer
             return answer
         try:
             await connection.send_packed_command(connection.pack_command(*words), check_health=False)
             return await connection.read_response()
         except redis.ResponseError as error:
-            raise _refusal(error) from None
+            raise _error_reply(error) from None
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError, RuntimeError) as error:
             raise _lost(error) from None
 
@@ -275,13 +277,13 @@ class AsyncLink:
             await self._connection.disconnect(nowait=True)
 
 
-def _lost(error: Exception) -> Broken | Refused:
+def _lost(error: Exception) -> ConnectionLost | ErrorReply:
     """What an error that redis-py takes for one of the connection really is."""
-    refusal = _refusal(error)
-    return Broken(str(error), True) if refusal.kind == "other" else refusal
+    reply = _error_reply(error)
+    return ConnectionLost(str(error), True) if reply.kind == "other" else reply
 
 
-class Endpoint:
+class RedisEndpoint:
     """Where a store's servers are and how they are spoken to, by its URL."""
 
     def __init__(self, url: str) -> None:
@@ -349,8 +351,8 @@ class Endpoint:
             return {**self._options, "path": address[0]}
         return {**self._options, "host": address[0], "port": address[1]}
 
-    def connect(self, address: Address, seconds: float) -> Link:
-        """A connection to one server, ready to be asked. The name of a host is looked up for as long as that takes."""
+    def connect(self, address: Address, seconds: float) -> RedisConnection:
+        """A connection to one server. Looking up the name of a host takes as long as it takes."""
         kinds = {"plain": redis.Connection, "tls": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
         seconds = max(0.001, seconds)
         connection = kinds[self._kind](
@@ -361,10 +363,10 @@ class Endpoint:
         except BaseException as error:
             connection.disconnect()
             raise _not_connected(error) from None
-        return Link(connection, address, seconds, hurried=seconds < 0.9 * self.timeout)
+        return RedisConnection(connection, address, seconds, short_timeouts=seconds < 0.9 * self.timeout)
 
-    async def connect_async(self, address: Address) -> AsyncLink:
-        """The same on an event loop, for as long as its caller waits."""
+    async def connect_async(self, address: Address) -> AsyncRedisConnection:
+        """A connection on an event loop, which is made for as long as the caller awaits it."""
         asyncs = redis.asyncio
         kinds: dict[str, Any] = {
             "plain": asyncs.Connection,
@@ -381,13 +383,13 @@ class Endpoint:
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise _not_connected(error) from None
-        return AsyncLink(connection, address)
+        return AsyncRedisConnection(connection, address)
 
 
 def _not_connected(error: BaseException) -> BaseException:
     if isinstance(error, redis.TimeoutError):
-        return Silent(str(error))
+        return AnswerTimeout(str(error))
     if isinstance(error, redis.RedisError):
-        refusal = _refusal(error)
-        return Broken(str(error), False) if refusal.kind == "other" else refusal
-    return Broken(str(error), False) if isinstance(error, OSError) else error
+        reply = _error_reply(error)
+        return ConnectionLost(str(error), False) if reply.kind == "other" else reply
+    return ConnectionLost(str(error), False) if isinstance(error, OSError) else error

@@ -1,4 +1,4 @@
-"""Where the threads of a process meet that ask about one gate: one of them sends for all."""
+"""Threads of a process that ask about one gate at the same time: one of them sends for all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections import deque
 from contextlib import suppress
 
 from ...errors import StoreUnavailable
-from ..remote.coalescing import COMPANY, LARGEST_BATCH, LOOK_EVERY, Job, OutcomeUnknown
-from .requests import Call
+from ..remote.coalescing import CHECK_EVERY, EXPECT_CONCURRENT, requeue, take_batch
+from ..remote.jobs import ThreadJob, fail_all
+from .requests import RedisRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
-    from .threads import Threads
+    from .threads import RedisThreadSender
 
-#: No reply: it has to be asked for in another way.
-NOT_YET = object()
+#: In the place of a reply: the command was not sent this way.
+NO_REPLY = object()
 
 
-class Ask(Job):
-    """A job of a lane, which tells its thread in its turn that it is done."""
+class QueuedJob(ThreadJob):
+    """A job whose thread is woken in its turn: not when the job is done, but by another thread, see GateThreadCoalescer."""
 
     __slots__ = ("_bell",)
 
@@ -32,7 +33,7 @@ class Ask(Job):
         self.commands = commands
         self.error = None
         self.done = self.sent = False
-        #: What its thread waits for, where that has to wait; it is rung by being released.
+        #: The lock that its thread waits on, if it has to wait; releasing it wakes the thread.
         self._bell: Any = None
 
     def finish(self, replies: Sequence[Any]) -> None:
@@ -45,21 +46,21 @@ class Ask(Job):
         self.ring()
 
     def wait(self) -> bool:
-        """Wait to be rung for; False: the bell is only there from now on, and what happened before has to be looked at."""
+        """Wait to be woken. Returns False at first: the lock is only made then, so the job must be checked once more."""
         if self._bell is None:
             bell = allocate_lock()
             bell.acquire()
             self._bell = bell
             return False
-        self._bell.acquire(True, LOOK_EVERY)
+        self._bell.acquire(True, CHECK_EVERY)
         return True
 
     def leave(self) -> None:
-        """Its thread goes: there is nobody to ring for any more."""
+        """Its thread goes, and need not be woken any more."""
         self._bell = None
 
     def ring(self) -> bool:
-        """False: nobody waits for it, or it rings already."""
+        """Wake its thread. Returns False if that does not wait, or was woken already."""
         bell = self._bell
         if bell is None:
             return False
@@ -70,104 +71,100 @@ class Ask(Job):
         return True
 
 
-class Lane:
-    """The jobs of one gate, and the lock of whoever sends them: the first in the queue, for all who are in it.
+class GateThreadCoalescer:
+    """The jobs of one gate. The thread whose job is the first in the queue sends all that are in it, and holds the lock.
 
-    Who is not the first waits for its own bell, not for the lock: it is rung when its job is done, or when it is its turn
-    to send. Those whose jobs were done by one call are told one after the other, by each that leaves: told all at once
-    they would only wait again, for the interpreter. Whoever finds nobody left to tell calls the first in the queue, and
-    by then the others have mostly asked again. A thread looks by itself as well now and then, since whoever should ring
-    may have been interrupted.
+    Followers wait on a lock of their own, released when their reply is there or when they become leader. They are
+    released one after the other, each by the one that leaves before it: releasing all would have them queue for the GIL.
+    The last of them rings the first of the next batch, and by then most of the others have asked again. A thread also
+    checks by itself every CHECK_EVERY seconds, since the thread that should ring may have been interrupted.
     """
 
-    __slots__ = ("_company", "_gate", "_lock", "_queue", "_threads", "_untold")
+    __slots__ = ("_concurrent_callers", "_gate", "_lock", "_queue", "_sender", "_untold")
 
-    def __init__(self, threads: Threads, gate: str) -> None:
-        self._threads = threads
+    def __init__(self, sender: RedisThreadSender, gate: str) -> None:
+        self._sender = sender
         self._gate = gate
         self._lock = threading.Lock()
-        self._queue: deque[Ask] = deque()
-        #: Done, and their threads do not know it yet.
-        self._untold: deque[Ask] = deque()
-        #: Above 0 while threads ask together.
-        self._company = 0
+        self._queue: deque[QueuedJob] = deque()
+        #: Jobs that are done and whose threads were not woken yet.
+        self._untold: deque[QueuedJob] = deque()
+        #: Above 0 while several threads ask at the same time.
+        self._concurrent_callers = 0
 
     def decide(self, command: Command) -> Any:
-        """The reply to one command. Where nobody else asks, that is all there is to do."""
-        if not self._company:
+        """The reply to one command. While uncontended it is sent without a job."""
+        if not self._concurrent_callers:
             queue, lock = self._queue, self._lock
             if not queue and not lock.locked():
-                reply = NOT_YET
+                reply = NO_REPLY
                 try:
                     with lock:
                         if not queue:
-                            reply = self._threads.quick(self._gate, command)
+                            reply = self._sender.decide_idle(self._gate, command)
                 except StoreUnavailable as error:
-                    self._tell_others(error)
+                    self._fail_waiting(error)
                     raise
                 finally:
                     if queue:
-                        self._call_next()
-                if reply is not NOT_YET:
+                        self._ring_next()
+                if reply is not NO_REPLY:
                     return reply
         return self.execute((command,))[0]
 
     def execute(self, commands: Sequence[Command]) -> Sequence[Any]:
         """The replies to commands, sent by this thread or by one that is sending anyway."""
         queue, lock, untold = self._queue, self._lock, self._untold
-        job = Ask(commands)
+        job = QueuedJob(commands)
         queue.append(job)
-        looks = False
+        woken = False
         try:
             while not job.done:
-                if not lock.locked() and (looks or (not untold and self._is_first(job))):
+                if not lock.locked() and (woken or (not untold and self._is_first(job))):
                     with lock:  # not `acquire`: Ctrl-C can come between that and its `try`
                         if not job.done:
                             self._lead(job)
                     if untold:
-                        self._call_next()  # two are called at first: one wakes up while the other is busy
+                        self._ring_next()  # two are woken at first: one wakes up while the other is busy
                 else:
-                    looks = job.wait()
+                    woken = job.wait()
         except BaseException:
             job.leave()
             with suppress(ValueError):
                 queue.remove(job)
-            self._call_next()
+            self._ring_next()
             raise
         job.leave()
         if untold or queue:
-            self._call_next()
+            self._ring_next()
         if job.error is not None:
             raise job.error
         return job.replies
 
-    def _is_first(self, job: Ask) -> bool:
+    def _is_first(self, job: QueuedJob) -> bool:
         try:
             return self._queue[0] is job
         except IndexError:
             return False
 
-    def _lead(self, job: Ask) -> None:
+    def _lead(self, job: QueuedJob) -> None:
         queue = self._queue
-        if job not in queue:  # whoever had taken it was interrupted
-            if job.sent and not job.repeatable:
-                job.fail(OutcomeUnknown("whoever sent it was interrupted; whether it was done is not known"))
-                return
-            queue.appendleft(job)
-        jobs = self._batch()
-        self._company = COMPANY if len(jobs) > 1 else max(0, self._company - 1)
-        self._threads.run(Call(self._gate, jobs))
+        if job not in queue and not requeue(queue, job):
+            return
+        jobs = take_batch(queue)
+        self._concurrent_callers = EXPECT_CONCURRENT if len(jobs) > 1 else max(0, self._concurrent_callers - 1)
+        self._sender.run(RedisRequest(self._gate, jobs))
         if isinstance(error := job.error, StoreUnavailable):
-            self._tell_others(error)
+            self._fail_waiting(error)
         self._untold += [other for other in jobs if other is not job]
 
-    def _tell_others(self, error: StoreUnavailable) -> None:
-        """Those who came meanwhile would only find the same, as long again."""
+    def _fail_waiting(self, error: StoreUnavailable) -> None:
+        """Where the server is away, fail the jobs that arrived meanwhile: they would find the same, after as long again."""
         if type(error) is StoreUnavailable:
-            Call(self._gate, self._batch()).fail(error)
+            fail_all(take_batch(self._queue), error)
 
-    def _call_next(self) -> None:
-        """Tell one whose job is done; where there is none, call the first in the queue to send."""
+    def _ring_next(self) -> None:
+        """Wake a thread whose job is done; if there is none, the first in the queue, to send."""
         untold = self._untold
         while untold:
             try:
@@ -178,13 +175,3 @@ class Lane:
         if not self._lock.locked():
             with suppress(IndexError):
                 self._queue[0].ring()
-
-    def _batch(self) -> list[Ask]:
-        queue = self._queue
-        jobs: list[Ask] = []
-        count = 0
-        while queue and count < LARGEST_BATCH:
-            job = queue.popleft()
-            jobs.append(job)
-            count += len(job.commands)
-        return jobs

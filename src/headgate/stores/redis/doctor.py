@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .errors import Broken, Refused, Silent
+from ..remote.jobs import AnswerTimeout, ConnectionLost
+from .errors import ErrorReply
 from .script import channel, function
 
 TYPE_CHECKING = False
@@ -21,10 +22,10 @@ def examine(ask: Callable[..., Any], where: str, cluster: bool) -> Iterator[Find
     """Findings about one server; `ask` sends it a command."""
     try:
         info = _facts(ask("INFO"))
-    except Refused as refused:
-        yield ("note", f"{where} does not tell about itself: {refused.text}", "allow INFO to its user")
+    except ErrorReply as error:
+        yield ("note", f"{where} does not tell about itself: {error.text}", "allow INFO to its user")
         info = {}
-    except (Broken, Silent) as error:
+    except (ConnectionLost, AnswerTimeout) as error:
         yield ("wrong", f"{where} cannot be reached: {error}", "")
         return
     if info:
@@ -82,16 +83,16 @@ def _functions(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
     for words in (("FUNCTION", "LOAD", ""), ("FCALL", function(), 0)):  # neither does anything: no code, and no gate
         try:
             ask(*words)
-        except Refused as refused:
-            unknown = "unknown" in refused.text.lower()
-            if unknown or refused.kind == "permission":
+        except ErrorReply as error:
+            unknown = "unknown" in error.text.lower()
+            if unknown or error.kind == "permission":
                 yield (
                     "note",
-                    f"{where} decides with EVALSHA ({refused.text}), which takes it about twice as long as a function",
+                    f"{where} decides with EVALSHA ({error.text}), which takes it about twice as long as a function",
                     "Redis 7, or Valkey" if unknown else "ACL SETUSER … +fcall +function|load",
                 )
                 return
-        except (Broken, Silent):
+        except (ConnectionLost, AnswerTimeout):
             return
     yield ("ok", f"{where} decides with FCALL: the script is kept as a function", "")
 
@@ -99,25 +100,25 @@ def _functions(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
 def _time(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
     try:
         ask("EVAL", "return redis.call('TIME')", 0)
-    except Refused as refused:
+    except ErrorReply as error:
         yield (
             "note",
-            f"{where} does not let scripts ask for TIME ({refused.text}): decisions go by the clocks of the callers, set "
+            f"{where} does not let scripts ask for TIME ({error.text}): decisions go by the clocks of the callers, set "
             f"by the server's, and never backwards",
             "allow TIME to its user",
         )
-    except (Broken, Silent):
+    except (ConnectionLost, AnswerTimeout):
         pass
 
 
 def _channels(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
     try:
         ask("EVAL", f"return redis.call('PUBLISH', '{channel('doctor')}', '')", 0)
-    except Refused as refused:
+    except ErrorReply as error:
         yield (
             "wrong",
-            f"{where} does not let its user publish ({refused.text}): waiters learn of their turn by heartbeats alone",
+            f"{where} does not let its user publish ({error.text}): waiters learn of their turn by heartbeats alone",
             "ACL SETUSER … &hg:wake:*",
         )
-    except (Broken, Silent):
+    except (ConnectionLost, AnswerTimeout):
         pass

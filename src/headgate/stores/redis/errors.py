@@ -1,4 +1,4 @@
-"""The three things that can go wrong on a connection to a Redis server."""
+"""An error reply of a Redis server, and what it is about."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PREFIXES = {
     "BUSY": "busy",
     "WRONGTYPE": "foreign",
 }
+#: The class that redis-py makes of an error → what it is about.
 NAMES = {
     "BusyLoadingError": "loading",
     "OutOfMemoryError": "oom",
@@ -31,24 +32,12 @@ NAMES = {
 }
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The server answered with an error. `kind` is what it is about, `text` its own words."""
 
     def __init__(self, kind: str, text: str, address: Address | None = None) -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
-        #: Where to go instead.
+        #: Where a cluster says that the command should go instead.
         self.address = address
-
-
-class Broken(Exception):
-    """The connection is gone. `begun` says whether it had been there."""
-
-    def __init__(self, text: str, begun: bool) -> None:
-        super().__init__(text)
-        self.begun = begun
-
-
-class Silent(Exception):
-    """There was no answer in time."""

@@ -1,7 +1,7 @@
-"""What goes to a Redis server in one script call, and what is to be done about each kind of answer. Sends nothing itself.
+"""What goes to a Redis server in one script call, and what follows from each kind of answer. Sends nothing itself.
 
-`Calls` is shared by the two ways of sending (`redis_threads`, `redis_aio`): it makes the arguments of a call, takes its
-answer apart, and says after an error whether the call may go again, where, and after which pause.
+`RedisRequests` is shared by the two ways of sending (`threads.py`, `aio.py`): it makes the words of a request, hands out
+its answer, and says after an error whether the request may go again, where to, and after which pause.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from time import monotonic_ns
 
 from ...errors import StoreFormatError, StoreUnavailable
 from ...kernel.model import Ended
-from ..remote.coalescing import OutcomeUnknown
+from ..remote.jobs import AnswerTimeout, ConnectionLost, OutcomeUnknown, fail_all
 from .client import slot_of
-from .errors import Broken, Refused, Silent
+from .errors import ErrorReply
 from .script import digest, function, tag, text
 from .wire import NeedCalendar, decode, encode
 
@@ -23,149 +23,143 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...kernel.commands import Command
-    from .client import Address, Endpoint
+    from .client import Address, RedisEndpoint
     from .wire import Decoded
 
-    #: The gate of an ask, and the bytes of its command but for one word.
-    Prepared = tuple[str, bytes, bytes]
+    #: The gate of an ask, and the bytes of its request before and after the gate's sequence number.
+    EncodedAsk = tuple[str, bytes, bytes]
 
 #: Seconds before another attempt while a server loads its data, or a cluster moves a slot.
 PAUSE = 0.01
 
-#: How often a caller's clock is set by the server's, where scripts may not ask for the time: every so many microseconds.
+#: Where scripts may not ask for the time, the caller's clock is set by the server's every so many microseconds.
 CALIBRATE_EVERY = 30_000_000
 
 
-class Call:
-    """The jobs of one gate that go out together."""
+class RedisRequest:
+    """Jobs about one gate that are sent together, in one script call."""
 
     __slots__ = (
-        "asking",
+        "answer_lost",
+        "attempts",
         "calendars",
         "commands",
-        "elsewhere",
-        "first",
         "gate",
         "jobs",
-        "loading",
-        "repeated",
-        "spelt",
-        "tries",
+        "loads_library",
+        "never_sent",
+        "redirected_to",
+        "says_asking",
+        "sends_script",
     )
 
     def __init__(self, gate: str, jobs: list[Any]) -> None:
         self.gate = gate
         self.jobs = jobs
         self.commands: Sequence[Command] = ()
-        #: Send the script itself: the server does not know it yet.
-        self.spelt = False
-        #: Load the library first: the server does not know it yet.
-        self.loading = False
-        #: Where the cluster said that it should go this once.
-        self.elsewhere: Address | None = None
-        self.asking = False
-        #: The zones that the server asked for.
+        #: The server does not know the script yet: send its text.
+        self.sends_script = False
+        #: The server does not know the library yet: load it first.
+        self.loads_library = False
+        #: Where a cluster said that the next attempt should go, and whether that has to begin with ASKING.
+        self.redirected_to: Address | None = None
+        self.says_asking = False
+        #: The offsets of time zones that the server needs.
         self.calendars: tuple[tuple[str, int], ...] = ()
-        self.tries = 0
-        #: None of it was sent before.
-        self.first = True
-        #: An answer to it was lost.
-        self.repeated = False
+        self.attempts = 0
+        #: None of its jobs was sent before.
+        self.never_sent = True
+        #: The answer to an earlier attempt was lost.
+        self.answer_lost = False
 
-    def leaves(self) -> None:
+    def mark_sent(self) -> None:
         """From now on it may have reached a server."""
-        self.first = True
+        self.never_sent = True
         for job in self.jobs:
             if job.sent:
-                self.first = False
+                self.never_sent = False
             job.sent = True
 
     def fail(self, error: StoreUnavailable | StoreFormatError) -> None:
-        refused = isinstance(error.__cause__, Refused) and not self.repeated
-        for job in self.jobs:
-            # One error each: they are raised in different threads.
-            failure = type(error)(*error.args)
-            failure.__cause__ = error.__cause__
-            if isinstance(failure, StoreUnavailable) and (refused or not job.sent):
-                failure.decided = False
-            job.fail(failure)
+        fail_all(self.jobs, error, undecided=isinstance(error.__cause__, ErrorReply) and not self.answer_lost)
 
 
-class Calls:
-    """What all calls of a store have in common."""
+class RedisRequests:
+    """What all requests of a store have in common: how a server is spoken to, and what is known of it."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock | None, lost: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, lost: Callable[[str], None]) -> None:
         self.endpoint = endpoint
         self.lost = lost
-        #: How far each gate had come, as this process was told.
+        #: Gate → its sequence number in the last reply that this process got.
         self.seen: dict[str, int] = {}
         #: The time that is sent along; None: the server's own.
         self.clock = clock
         #: The script is kept on the server as a function (Redis 7, Valkey), until one does not know or allow that.
         self.functions = True
-        #: The server does not let scripts ask for the time.
-        self.timeless = False
+        #: The server does not let scripts ask for the time, so requests carry the caller's.
+        self.sends_time = False
         self._offset = 0
-        self._set_at = -CALIBRATE_EVERY
-        #: Slot → address, as far as it is known; for one server, nothing.
+        self._calibrated_at = -CALIBRATE_EVERY
+        #: Slot → address, as far as it is known; empty without a cluster.
         self.slots: dict[int, Address] = {}
         self._slot_of: dict[str, int] = {}
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def words(self, call: Call) -> list[Any]:
-        """The command that is sent."""
-        gate, jobs = call.gate, call.jobs
-        call.commands = commands = (
+    def words_of(self, request: RedisRequest) -> list[Any]:
+        """The command that is sent for a request."""
+        gate, jobs = request.gate, request.jobs
+        request.commands = commands = (
             jobs[0].commands if len(jobs) == 1 else [command for job in jobs for command in job.commands]
         )
-        return self.ask(gate, commands, call.calendars, call.spelt, call.first)
+        return self.words(gate, commands, request.calendars, request.sends_script, request.never_sent)
 
-    def ask(
+    def words(
         self,
         gate: str,
         commands: Sequence[Command],
         calendars: tuple[tuple[str, int], ...] = (),
-        spelt: bool = False,
-        first: bool = True,
+        sends_script: bool = False,
+        never_sent: bool = True,
     ) -> list[Any]:
         clock = self.clock
         now = 0 if clock is None else clock()
-        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars, first=first)
+        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars, first=never_sent)
         if self.functions:
             return ["FCALL", function(), 1, tag(gate), *arguments]
-        if spelt:
+        if sends_script:
             return ["EVAL", text(), 1, tag(gate), *arguments]
         return ["EVALSHA", digest(), 1, tag(gate), *arguments]
 
-    def prepared(self, ask: Command) -> Prepared | None:
-        """An ask that was sent and will be again, as bytes: what comes before the number that its gate has come to, and
-        what comes after. None where the time is sent along.
+    def encode_ask(self, ask: Command) -> EncodedAsk | None:
+        """An ask that was sent and will be again, encoded but for the gate's sequence number at that moment. None where
+        requests carry the time.
         """
         if self.clock is not None:
             return None
-        words = self.ask(ask.gate, (ask,), first=False)
-        return ask.gate, b"*%d\r\n%b" % (len(words), _spelt(words[:5])), _spelt(words[6:])
+        words = self.words(ask.gate, (ask,), never_sent=False)
+        return ask.gate, b"*%d\r\n%b" % (len(words), _bulk_strings(words[:5])), _bulk_strings(words[6:])
 
-    def complete(self, prepared: Prepared) -> bytes:
-        gate, before, after = prepared
-        return before + _spelt((self.seen.get(gate, 0),)) + after
+    def complete(self, ask: EncodedAsk) -> bytes:
+        """The bytes of an encoded ask, as it is sent now."""
+        gate, before, after = ask
+        return before + _bulk_strings((self.seen.get(gate, 0),)) + after
 
-    def take(self, call: Call, raw: Any) -> bool:
-        """Hand out an answer; False when the server needs to be told more first, and the call goes again."""
+    def hand_out(self, request: RedisRequest, raw: Any) -> bool:
+        """Give each job its replies. Returns False when the request must go again, since the server needs to know more."""
         try:
-            answer = decode(call.commands, raw)
+            answer = decode(request.commands, raw)
         except NeedCalendar as need:
-            call.calendars += need.calendars
+            request.calendars += need.calendars
             return False
         except StoreFormatError as error:
-            call.fail(error)
+            request.fail(error)
             return True
-        replies = self.answered(call.gate, answer).replies
-        if call.repeated:
+        replies = self.answered(request.gate, answer).replies
+        if request.answer_lost:
             # "It had already ended" may be the work of the first attempt.
             replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]
-        jobs = call.jobs
+        jobs = request.jobs
         if len(jobs) == 1:
             jobs[0].finish(replies)
         elif len(jobs) == len(replies):
@@ -180,41 +174,42 @@ class Calls:
         return True
 
     def answered(self, gate: str, answer: Decoded) -> Decoded:
-        """What every answer tells besides its replies."""
+        """Take note of what every answer says besides its replies: the sequence number, and whether state was lost."""
         if answer.seq > self.seen.get(gate, 0):
             self.seen[gate] = answer.seq
         if answer.lost:
             self.lost(gate)
         return answer
 
-    def after_loading(self, call: Call, refused: Refused | None) -> None:
-        """What became of loading the library. Raises what the call cannot go on with."""
-        if refused is not None and "already exists" not in refused.text:  # which is when another process was first
-            if refused.kind not in ("other", "permission"):
-                raise refused
+    def library_loaded(self, request: RedisRequest, error: ErrorReply | None) -> None:
+        """Take note of how loading the library ended. Raises the error if the request cannot go on."""
+        if error is not None and "already exists" not in error.text:  # which is when another process was first
+            if error.kind not in ("other", "permission"):
+                raise error
             self.functions = False
-        call.loading = False
+        request.loads_library = False
 
     # --- time -----------------------------------------------------------------------------------------------------
 
-    def _own_time(self) -> int:
+    def own_time(self) -> int:
+        """The server's time by this process's clock."""
         return monotonic_ns() // 1000 + self._offset
 
     @property
-    def must_ask_time(self) -> bool:
-        """Whether the caller's clock should be set by the server's before the next call."""
-        return self.timeless and monotonic_ns() // 1000 - self._set_at >= CALIBRATE_EVERY
+    def must_calibrate(self) -> bool:
+        """Whether this process's clock should be set by the server's before the next request."""
+        return self.sends_time and monotonic_ns() // 1000 - self._calibrated_at >= CALIBRATE_EVERY
 
-    def set_time(self, answer: Any, before: int) -> None:
-        """Set the caller's clock by what TIME answered; `before` is when it was asked, in monotonic nanoseconds.
+    def calibrate(self, answer: Any) -> None:
+        """Set this process's clock by what TIME answered; None where the server does not allow that.
 
         Half a round trip is not added: a clock that is late refuses a moment too long, an early one admits too soon.
         """
         from time import time_ns
 
         steady = monotonic_ns() // 1000
-        self._set_at = steady
-        if answer is None:  # not even that is allowed: this machine's own
+        self._calibrated_at = steady
+        if answer is None:  # by this machine's own
             self._offset = time_ns() // 1000 - steady
         else:
             self._offset = int(answer[0]) * 1_000_000 + int(answer[1]) - steady
@@ -227,92 +222,92 @@ class Calls:
             slot = self._slot_of[gate] = slot_of(tag(gate))
         return slot
 
-    def address(self, call: Call) -> Address | None:
-        """Where a call goes; None: the cluster has to be asked first."""
+    def address(self, request: RedisRequest) -> Address | None:
+        """Where a request goes; None: the cluster has to be asked for its slots first."""
         if not self.endpoint.cluster:
             return self.endpoint.start
-        return call.elsewhere or self.slots.get(self.slot(call.gate))
+        return request.redirected_to or self.slots.get(self.slot(request.gate))
 
     def masters(self) -> list[Address]:
-        """Whom to ask about the cluster: those that were there, and the one in the URL."""
+        """The servers to ask about the cluster: its masters as last known, and the one in the URL."""
         return list(dict.fromkeys([*self.slots.values(), self.endpoint.start]))
 
-    def learn(self, asked: Address, answer: Any) -> None:
-        """What CLUSTER SLOTS told."""
+    def learn_slots(self, asked: Address, answer: Any) -> None:
+        """Take over what CLUSTER SLOTS answered."""
         slots: dict[int, Address] = {}
         for first, last, master, *_ in answer:
             host = master[0].decode() if master[0] else asked[0]
             slots.update(dict.fromkeys(range(first, last + 1), (host, master[1])))
         self.slots = slots
 
-    # --- what went wrong ------------------------------------------------------------------------------------------
+    # --- retries --------------------------------------------------------------------------------------------------
 
-    def after(self, call: Call, error: Exception) -> float:
-        """Seconds until the call should go again. Raises what its callers are to be told when it should not."""
-        call.tries += 1
-        if not (isinstance(error, Refused) and error.kind in ("noscript", "nofunction")):
-            call.elsewhere, call.asking = None, False  # else the script is missing just there
-        if isinstance(error, Refused):
-            return self._refused(call, error)
-        if isinstance(error, Broken) and error.begun:
-            self.forget_unrepeatable(call, error)
-            call.repeated = True
-            self._look_around()
-            return 0.0 if call.tries == 1 else PAUSE
-        if isinstance(error, Broken) and self.endpoint.cluster and call.tries < 3:
-            self._look_around()  # a master is gone; another may have its slots
+    def retry_pause(self, request: RedisRequest, error: Exception) -> float:
+        """Seconds until the request should go again. Raises what its jobs fail with when it should not."""
+        request.attempts += 1
+        if not (isinstance(error, ErrorReply) and error.kind in ("noscript", "nofunction")):
+            request.redirected_to, request.says_asking = None, False  # else the script is missing just there
+        if isinstance(error, ErrorReply):
+            return self._after_error_reply(request, error)
+        if isinstance(error, ConnectionLost) and error.connected:
+            self.fail_unrepeatable(request, error)
+            request.answer_lost = True
+            self._forget_slots()
+            return 0.0 if request.attempts == 1 else PAUSE
+        if isinstance(error, ConnectionLost) and self.endpoint.cluster and request.attempts < 3:
+            self._forget_slots()  # a master is gone; another may have its slots
             return PAUSE
         raise self.unavailable(error)
 
-    def _refused(self, call: Call, error: Refused) -> float:
+    def _after_error_reply(self, request: RedisRequest, error: ErrorReply) -> float:
         kind = error.kind
         if kind == "noscript":
-            call.spelt = True
+            request.sends_script = True
             return 0.0
-        if kind == "nofunction" and call.tries < 5:
-            call.loading = True
+        if kind == "nofunction" and request.attempts < 5:
+            request.loads_library = True
             return 0.0
-        if _about_functions(kind, error.text):  # also where others have learnt it since this was sent
+        if _about_functions(kind, error.text):  # also where another request has learnt it since this one was sent
             self.functions = False
             return 0.0
         if kind == "moved" and error.address is not None:
-            self.slots = {**self.slots, self.slot(call.gate): error.address}
-            return 0.0 if call.tries < 5 else PAUSE
+            self.slots = {**self.slots, self.slot(request.gate): error.address}
+            return 0.0 if request.attempts < 5 else PAUSE
         if kind in ("moving", "ask", "loading", "readonly"):
             if kind in ("moving", "readonly"):
-                self._look_around()
+                self._forget_slots()
             return PAUSE
         if self.clock is None and kind in ("other", "permission") and _about_time(error.text):
-            self.timeless = True
-            self.clock = self._own_time
+            self.sends_time = True
+            self.clock = self.own_time
             return 0.0
         if kind == "foreign":
             raise StoreFormatError(
-                f"{self.endpoint.shown}: a key under {tag(call.gate)} is not ours: {error.text}; remove it, or use "
+                f"{self.endpoint.shown}: a key under {tag(request.gate)} is not ours: {error.text}; remove it, or use "
                 f"another database"
             )
         raise self.unavailable(error)
 
-    def _look_around(self) -> None:
+    def _forget_slots(self) -> None:
         self.slots = {}
 
-    def forget_unrepeatable(self, call: Call, error: Exception) -> None:
-        """Fail those that must not be sent twice."""
+    def fail_unrepeatable(self, request: RedisRequest, error: Exception) -> None:
+        """Fail the jobs that must not be sent twice."""
         again = []
-        for job in call.jobs:
+        for job in request.jobs:
             if job.repeatable:
                 again.append(job)
             else:
                 told = f"{self.endpoint.shown}: the answer was lost ({error}), and whether it was done is not known"
                 job.fail(OutcomeUnknown(told))
-        call.jobs = again
+        request.jobs = again
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """An error in words for people."""
         shown = self.endpoint.shown
-        if isinstance(error, Silent):
+        if isinstance(error, AnswerTimeout):
             told = f"{shown} does not answer within {self.endpoint.timeout * 1000:.0f} ms"
-        elif isinstance(error, Refused):
+        elif isinstance(error, ErrorReply):
             told = f"{shown} refuses: {error.text}{REMEDIES.get(error.kind, '')}"
         else:
             told = f"{shown} cannot be reached: {error}"
@@ -321,13 +316,13 @@ class Calls:
         return failure
 
 
-def _spelt(words: Sequence[Any]) -> bytes:
+def _bulk_strings(words: Sequence[Any]) -> bytes:
     """Words as they are sent to a server."""
-    spelt = b""
+    sent = b""
     for word in words:
         raw = word if word.__class__ is bytes else str(word).encode()
-        spelt += b"$%d\r\n%b\r\n" % (len(raw), raw)
-    return spelt
+        sent += b"$%d\r\n%b\r\n" % (len(raw), raw)
+    return sent
 
 
 def _about_functions(kind: str, text: str) -> bool:

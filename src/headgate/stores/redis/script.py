@@ -104,5 +104,5 @@ def tag(gate: str) -> str:
 
 
 def channel(session: str) -> str:
-    """Where the script publishes whom to wake in a process; `redis_wire.wakes` reads it."""
+    """Where the script publishes whom to wake in a process; `wire.wakes` reads it."""
     return f"hg:wake:{session}"

@@ -7,19 +7,18 @@ import atexit
 import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
-from time import monotonic, sleep
 
 from ...errors import HeadgateError
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
 from ..base import Capabilities, at_fork, ignore_loss, new_session
-from ..remote.coalescing import AsyncJob, Job
-from .aio import Loop
-from .client import Endpoint
-from .coalescer import NOT_YET, Lane
-from .requests import Call, Calls
-from .threads import Threads
-from .wake import Errands, Subscriber
+from ..remote.jobs import AbandonedJobs, ThreadJob
+from .aio import RedisLoopSender
+from .client import RedisEndpoint
+from .coalescer import NO_REPLY, GateThreadCoalescer
+from .requests import RedisRequest, RedisRequests
+from .threads import RedisThreadSender
+from .wake import EarlyTakes, RedisSubscriber
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
     from ..base import Listener
     from .client import Address
 
-#: What was inherited by a fork is the parent's: it is neither used nor closed, so it is kept from being tidied away.
+#: Connections that a forked child inherited belong to its parent: they are kept here so that they are never closed.
 _inherited: list[Any] = []
 
 
 class RedisStore:
     """State in a Redis or Valkey server (6.2 or newer), decided there by one script call per gate and batch.
 
-    Each call takes all that is waiting to be decided for a gate in this process. Time is the server's; `clock`
+    Commands that arrive during a round trip are batched into the next one, per gate. Time is the server's; `clock`
     (microseconds) is for tests. A server that does not answer within 200 ms (`?timeout=` in the URL) is unavailable.
-    After `close` the next call connects again.
+    After `close` the next command connects again.
     """
 
     capabilities = Capabilities(
@@ -52,26 +51,26 @@ class RedisStore:
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self.url = url
-        self._endpoint = Endpoint(url)
-        self._calls = Calls(self._endpoint, clock, self._lost)
+        self._endpoint = RedisEndpoint(url)
+        self._requests = RedisRequests(self._endpoint, clock, self._lost)
         self._begin()
         at_fork.add(self)
         _stores.add(self)
 
     def _begin(self) -> None:
-        """What each process has of its own."""
+        """Make what each process has of its own."""
         self.session = new_session()
-        self._threads = Threads(self._calls)
-        self._lanes: dict[str, Lane] = {}
-        self._loops: dict[Any, Loop] = {}
-        self._loop: Loop | None = None
-        self._errands = Errands(self._calls, self._threads)
-        self._subscriber = Subscriber(self._endpoint, self.session, self._near, self._errands)
-        #: Still under way although nobody waits for them any more.
-        self._orphans: list[AsyncJob] = []
+        self._threads = RedisThreadSender(self._requests)
+        self._coalescers: dict[str, GateThreadCoalescer] = {}
+        self._loops: dict[Any, RedisLoopSender] = {}
+        #: That of the loop that was used last.
+        self._loop: RedisLoopSender | None = None
+        self._early_takes = EarlyTakes(self._requests, self._threads)
+        self._subscriber = RedisSubscriber(self._endpoint, self.session, self._subscribe_at, self._early_takes)
+        self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
 
     def begin_in_child(self) -> None:
-        _inherited.append((self._threads, self._loops, self._subscriber, self._errands))
+        _inherited.append((self._threads, self._loops, self._subscriber, self._early_takes))
         self._begin()
 
     def _lost(self, gate: str) -> None:
@@ -80,17 +79,17 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
-        reply = NOT_YET
-        if self._errands and isinstance(command, Stand):
-            reply = self._errands.reply_to(command)
-        if reply is NOT_YET:
-            lane = self._lanes.get(command.gate)
-            if lane is None:
-                lane = self._lanes[command.gate] = self._threads.lane(command.gate)
-            reply = lane.decide(command)
+        reply = NO_REPLY
+        if self._early_takes and isinstance(command, Stand):
+            reply = self._early_takes.reply_to(command)
+        if reply is NO_REPLY:
+            coalescer = self._coalescers.get(command.gate)
+            if coalescer is None:
+                coalescer = self._coalescers[command.gate] = self._threads.coalescer(command.gate)
+            reply = coalescer.decide(command)
         if reply.__class__ is Wait:
             if command.__class__ is Stand and command.waits and command.remembered:
-                self._errands.add(command)
+                self._early_takes.add(command)
         elif isinstance(reply, HeadgateError):
             raise reply
         return reply
@@ -98,21 +97,20 @@ class RedisStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
-        if self._orphans:
-            self._await_orphans(commands)
-        if self._errands:
+        self._abandoned.wait_for_asks(commands)
+        if self._early_takes:
             for command in commands:
                 if isinstance(command, Cancel):
-                    self._errands.leave(command.id)
+                    self._early_takes.forget(command.id)
         by_gate = _by_gate(commands)
         if len(by_gate) == 1:
-            return list(self._threads.lane(commands[0].gate).execute(commands))
-        jobs = {gate: Job([commands[at] for at in places]) for gate, places in by_gate.items()}
-        self._threads.run_all([Call(gate, [job]) for gate, job in jobs.items()])
+            return list(self._threads.coalescer(commands[0].gate).execute(commands))
+        jobs = {gate: ThreadJob([commands[at] for at in places]) for gate, places in by_gate.items()}
+        self._threads.run_all([RedisRequest(gate, [job]) for gate, job in jobs.items()])
         return _in_order(len(commands), [(places, jobs[gate].result()) for gate, places in by_gate.items()])
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
-        """The same without blocking the event loop. When it is cancelled, what was sent is decided all the same."""
+        """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
         loop = self._loop
         if loop is None or loop.loop is not get_running_loop():
             loop = self._loop_of(get_running_loop())
@@ -122,72 +120,57 @@ class RedisStore:
                 replies: list[Any] = await job.future
                 return replies
             except asyncio.CancelledError:
-                self._leave([job])
+                self._abandoned.add([job])
                 raise
         by_gate = _by_gate(commands)
         jobs = {gate: loop.submit(gate, [commands[at] for at in places]) for gate, places in by_gate.items()}
         try:
             results = await asyncio.gather(*(job.future for job in jobs.values()))
         except asyncio.CancelledError:
-            self._leave(list(jobs.values()))
+            self._abandoned.add(jobs.values())
             raise
         return _in_order(len(commands), list(zip(by_gate.values(), results, strict=True)))
 
-    def _leave(self, jobs: list[AsyncJob]) -> None:
-        """Nobody waits for these any more, but what was sent may yet be decided."""
-        self._orphans = [job for job in (*self._orphans, *jobs) if job.sent and not job.over]
-
-    def _await_orphans(self, commands: Sequence[Command]) -> None:
-        """Undoing an ask must not arrive before the ask does, which goes by another connection."""
-        ids = {command.id for command in commands if isinstance(command, Cancel)}
-        end = monotonic() + 2 * self._endpoint.timeout
-        for job in self._orphans:
-            while ids & {getattr(command, "id", "") for command in job.commands} and not job.over:
-                if monotonic() > end:
-                    return
-                sleep(0.001)
-        self._orphans = [job for job in self._orphans if not job.over]
-
-    def _loop_of(self, running: Any) -> Loop:
+    def _loop_of(self, running: Any) -> RedisLoopSender:
         loop = self._loops.get(running)
         if loop is None:
             for ended in [known for known in list(self._loops) if known.is_closed()]:
                 self._loops.pop(ended, None)
-            loop = self._loops[running] = Loop(self._calls, running)
+            loop = self._loops[running] = RedisLoopSender(self._requests, running)
         self._loop = loop
         return loop
 
     # --- waking -----------------------------------------------------------------------------------------------------
 
     def listen(self, ticket: str, listener: Listener) -> None:
-        """Also after the ticket was made: what was said since is remembered. A thread waits until it can be told."""
+        """Have a waiter notified, also of what came between its reply and now. A thread waits until it is subscribed."""
         self._subscriber.listeners.add(ticket, listener)
-        self._subscriber.attend(self._endpoint.timeout if _get_running_loop() is None else 0.0)
+        self._subscriber.start(self._endpoint.timeout if _get_running_loop() is None else 0.0)
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
-        self._errands.leave(ticket)
+        self._early_takes.forget(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._subscriber.listeners.adopt(session, tell)
         self._subscriber.adopt(session)
-        self._subscriber.attend(self._endpoint.timeout if _get_running_loop() is None else 0.0)
+        self._subscriber.start(self._endpoint.timeout if _get_running_loop() is None else 0.0)
 
     def disown(self, session: str) -> None:
         self._subscriber.listeners.disown(session)
         self._subscriber.disown(session)
 
-    def _near(self) -> list[Address]:
-        """Where to listen: best where the gates are, since a server knows only whether somebody listens to itself."""
-        calls = self._calls
-        mine = [calls.slots.get(calls.slot(gate)) for gate in list(calls.seen)]
-        return list(dict.fromkeys([*(address for address in mine if address is not None), *calls.masters()]))
+    def _subscribe_at(self) -> list[Address]:
+        """Where to subscribe: best where the gates are, since a server only counts the subscribers of its own."""
+        requests = self._requests
+        mine = [requests.slots.get(requests.slot(gate)) for gate in list(requests.seen)]
+        return list(dict.fromkeys([*(address for address in mine if address is not None), *requests.masters()]))
 
     def saw(self, gate: str, number: int) -> int:
         """Somebody was told that the gate had come so far; a server that is behind that has lost state."""
-        known = self._calls.seen.get(gate, 0)
+        known = self._requests.seen.get(gate, 0)
         if number > known:
-            self._calls.seen[gate] = known = number
+            self._requests.seen[gate] = known = number
         return known
 
     def examine(self) -> list[tuple[str, str, str]]:
@@ -199,7 +182,7 @@ class RedisStore:
         cluster = self._endpoint.cluster
         return [
             finding
-            for address in self._calls.masters()
+            for address in self._requests.masters()
             for finding in examine(partial(self._threads.ask, address=address), ":".join(map(str, address)), cluster)
         ]
 
@@ -208,11 +191,11 @@ class RedisStore:
 
         forget_store(self)
         self._subscriber.close()
-        self._errands.close()
+        self._early_takes.close()
         self._threads.close()
         for running, loop in list(self._loops.items()):
             with suppress(RuntimeError):  # it has ended
-                running.call_soon_threadsafe(loop.shut)
+                running.call_soon_threadsafe(loop.close_soon)
 
 
 def _by_gate(commands: Sequence[Command]) -> dict[str, list[int]]:

@@ -1,16 +1,15 @@
-"""Sending from threads, by connections that are kept between calls."""
+"""Sending from threads, by connections that are kept between requests."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from time import monotonic, monotonic_ns, sleep
+from time import monotonic, sleep
 
 from ...errors import StoreFormatError, StoreUnavailable
-from ..remote.coalescing import Job
-from .coalescer import NOT_YET as NOT_YET
-from .coalescer import Lane
-from .errors import Broken, Refused, Silent
-from .requests import Call
+from ..remote.jobs import AnswerTimeout, ConnectionLost, ThreadJob
+from .coalescer import NO_REPLY, GateThreadCoalescer
+from .errors import ErrorReply
+from .requests import RedisRequest
 from .script import library, tag
 from .wire import decode
 
@@ -19,248 +18,255 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
-    from .client import Address, Link
-    from .requests import Calls
+    from .client import Address, RedisConnection
+    from .requests import RedisRequests
 
 #: Idle connections that are kept for each server.
 KEPT = 8
 
 
-class Threads:
-    """The calls of a process's threads, and their connections."""
+class RedisThreadSender:
+    """The requests of a process's threads, and their connections."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._lanes: dict[str, Lane] = {}
-        self._idle: dict[Address, list[Link]] = {}
+    def __init__(self, requests: RedisRequests) -> None:
+        self._requests = requests
+        self._coalescers: dict[str, GateThreadCoalescer] = {}
+        self._idle: dict[Address, list[RedisConnection]] = {}
 
-    def lane(self, gate: str) -> Lane:
-        return self._lanes.setdefault(gate, Lane(self, gate))
+    def coalescer(self, gate: str) -> GateThreadCoalescer:
+        return self._coalescers.setdefault(gate, GateThreadCoalescer(self, gate))
 
-    # --- one call -------------------------------------------------------------------------------------------------
+    # --- one request ----------------------------------------------------------------------------------------------
 
-    def quick(self, gate: str, command: Command) -> Any:
-        """The reply to one command by the connection that stands ready; whatever goes another way is left to `run`."""
-        link = self.ready(gate)
-        return NOT_YET if link is None else self.reply_to(gate, command, link)
+    def decide_idle(self, gate: str, command: Command) -> Any:
+        """The reply to one command by an idle connection; NO_REPLY where there is none, so that `run` has to make one."""
+        connection = self.take_idle(gate)
+        return NO_REPLY if connection is None else self.reply_to(gate, command, connection)
 
-    def ready(self, gate: str) -> Link | None:
-        """A connection that stands ready, for whoever gives it to `reply_to` or `keep`."""
-        calls = self._calls
-        if calls.timeless:
+    def take_idle(self, gate: str) -> RedisConnection | None:
+        """An idle connection, to be given to `reply_to` or back to `keep`."""
+        requests = self._requests
+        if requests.sends_time:
             return None
-        address = calls.endpoint.start if not calls.endpoint.cluster else calls.slots.get(calls.slot(gate))
+        endpoint = requests.endpoint
+        address = endpoint.start if not endpoint.cluster else requests.slots.get(requests.slot(gate))
         try:
             return self._idle[address].pop()  # type: ignore[index]
         except LookupError:
             return None
 
-    def reply_to(self, gate: str, command: Command, link: Link, sent: bool = False) -> Any:
-        """The reply to one command that goes by a connection, or was sent by it a moment ago."""
-        calls = self._calls
+    def reply_to(self, gate: str, command: Command, connection: RedisConnection, sent: bool = False) -> Any:
+        """The reply to one command that goes by a connection, or was `sent` by it a moment ago."""
+        requests = self._requests
         commands = (command,)
-        end = monotonic() + calls.endpoint.timeout
+        end = monotonic() + requests.endpoint.timeout
         try:
-            raw = link.read() if sent else link.call(*calls.ask(gate, commands))
-        except (Refused, Broken, Silent) as error:
-            job = Job(commands)
+            raw = connection.read() if sent else connection.roundtrip(*requests.words(gate, commands))
+        except (ErrorReply, ConnectionLost, AnswerTimeout) as error:
+            job = ThreadJob(commands)
             job.sent = True
-            self.run(Call(gate, [job]), end, link, error)
+            self.run(RedisRequest(gate, [job]), end, connection, error)
             return job.result()[0]
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        self.keep(link)
+        self.keep(connection)
         if raw[0].__class__ is int:
-            return calls.answered(gate, decode(commands, raw)).replies[0]
-        job = Job(commands)  # it has to be told more, or is of another version
-        call = Call(gate, [job])
-        call.commands = commands
-        if not calls.take(call, raw):
-            self.run(call, end)
+            return requests.answered(gate, decode(commands, raw)).replies[0]
+        job = ThreadJob(commands)  # the server needs to be told more, or is of another version
+        request = RedisRequest(gate, [job])
+        request.commands = commands
+        if not requests.hand_out(request, raw):
+            self.run(request, end)
         return job.result()[0]
 
-    def run(self, call: Call, end: float = 0.0, link: Link | None = None, failed: Exception | None = None) -> None:
-        """Send a call until it is answered, or its time is over. Each of its jobs is done then.
+    def run(
+        self,
+        request: RedisRequest,
+        end: float = 0.0,
+        connection: RedisConnection | None = None,
+        failed: Exception | None = None,
+    ) -> None:
+        """Send a request until it is answered, or its time is over. Each of its jobs is done then.
 
-        `failed` is what became of a first attempt by `link`, which had until `end` as well.
+        `failed` is the error of a first attempt by `connection`, which had until `end` as well.
         """
-        calls = self._calls
-        end = end or monotonic() + calls.endpoint.timeout
-        while call.jobs:
+        requests = self._requests
+        end = end or monotonic() + requests.endpoint.timeout
+        while request.jobs:
             error: Exception
             try:
                 if failed is not None:
                     first, failed = failed, None
                     raise first
-                link = None
-                link = self._link(call, end)
-                if calls.must_ask_time:
-                    self._ask_time(link)
-                if call.loading:
-                    self._load(link, call)
-                if call.asking:
-                    link.call("ASKING")
-                call.leaves()
-                raw = link.call(*calls.words(call))
-                self.keep(link)
-                link = None
-                if calls.take(call, raw):
+                connection = None
+                connection = self._connect(request, end)
+                if requests.must_calibrate:
+                    self._calibrate(connection)
+                if request.loads_library:
+                    self._load(connection, request)
+                if request.says_asking:
+                    connection.roundtrip("ASKING")
+                request.mark_sent()
+                raw = connection.roundtrip(*requests.words_of(request))
+                self.keep(connection)
+                connection = None
+                if requests.hand_out(request, raw):
                     return
                 continue
-            except Refused as refused:
-                if link is not None and refused.kind not in ("loading", "readonly"):
-                    self.keep(link)
-                    link = None
-                if refused.kind == "ask" and self._follow(call, refused, end):
+            except ErrorReply as reply:
+                if connection is not None and reply.kind not in ("loading", "readonly"):
+                    self.keep(connection)
+                    connection = None
+                if reply.kind == "ask" and self._follow(request, reply, end):
                     continue
-                error = refused
-            except (Broken, Silent) as lost:
+                error = reply
+            except (ConnectionLost, AnswerTimeout) as lost:
                 error = lost
-                if link is not None:
-                    self._forget(link.address)
+                if connection is not None:
+                    self._close_idle(connection.address)
             finally:
-                if link is not None:
-                    link.close()
+                if connection is not None:
+                    connection.close()
             try:
-                pause = calls.after(call, error)
+                pause = requests.retry_pause(request, error)
                 if monotonic() + pause >= end:
-                    raise calls.unavailable(error)
+                    raise requests.unavailable(error)
             except (StoreUnavailable, StoreFormatError) as failure:
-                call.fail(failure)
+                request.fail(failure)
                 return
             if pause:
                 sleep(pause)
 
-    def run_all(self, several: list[Call]) -> None:
-        """Calls of several gates: all are sent to a server before the first answer of it is read."""
-        calls = self._calls
-        end = monotonic() + calls.endpoint.timeout
-        groups: dict[Address | None, list[Call]] = {}
-        for call in several:
-            groups.setdefault(None if calls.must_ask_time else calls.address(call), []).append(call)
+    def run_all(self, several: list[RedisRequest]) -> None:
+        """Requests about several gates: all that go to one server are sent before its first answer is read."""
+        requests = self._requests
+        end = monotonic() + requests.endpoint.timeout
+        groups: dict[Address | None, list[RedisRequest]] = {}
+        for request in several:
+            groups.setdefault(None if requests.must_calibrate else requests.address(request), []).append(request)
         again = groups.pop(None, [])
         for group in groups.values():
             again += self._pipelined(group, end)
-        for call in again:  # one by one, with all that can be done about each
-            self.run(call)
+        for request in again:  # one by one, with all that can be done about each
+            self.run(request)
 
-    def _pipelined(self, group: list[Call], end: float) -> list[Call]:
-        """Those of a group that have to go again."""
-        again: list[Call] = []
+    def _pipelined(self, group: list[RedisRequest], end: float) -> list[RedisRequest]:
+        """Send a group of requests to one server. Returns those that have to go again."""
+        again: list[RedisRequest] = []
         answered = 0
         try:
-            link = self._link(group[0], end)
-        except (Refused, Broken, Silent):
+            connection = self._connect(group[0], end)
+        except (ErrorReply, ConnectionLost, AnswerTimeout):
             return group
         try:
-            for call in group:
-                call.leaves()
-                link.send(*self._calls.words(call))
-            for call in group:
+            for request in group:
+                request.mark_sent()
+                connection.send(*self._requests.words_of(request))
+            for request in group:
                 try:
-                    raw = link.read()
+                    raw = connection.read()
                     answered += 1
-                    if not self._calls.take(call, raw):
-                        again.append(call)
-                except Refused:
+                    if not self._requests.hand_out(request, raw):
+                        again.append(request)
+                except ErrorReply:
                     answered += 1
-                    again.append(call)
-        except (Broken, Silent) as error:
-            link.close()
+                    again.append(request)
+        except (ConnectionLost, AnswerTimeout) as error:
+            connection.close()
             lost = group[answered:]
-            for call in lost:
-                self._calls.forget_unrepeatable(call, error)
-                call.repeated = True
+            for request in lost:
+                self._requests.fail_unrepeatable(request, error)
+                request.answer_lost = True
             return again + lost
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        self.keep(link)
+        self.keep(connection)
         return again
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _link(self, call: Call, end: float) -> Link:
-        address = self._calls.address(call)
+    def _connect(self, request: RedisRequest, end: float) -> RedisConnection:
+        """An idle connection to the server of a request, or a new one."""
+        address = self._requests.address(request)
         if address is None:
-            self._ask_cluster(end)
-            address = self._calls.address(call)
+            self._ask_slots(end)
+            address = self._requests.address(request)
             if address is None:
-                raise Refused("moving", "CLUSTERDOWN no master serves the slot of this gate")
+                raise ErrorReply("moving", "CLUSTERDOWN no master serves the slot of this gate")
         with suppress(LookupError):
             return self._idle[address].pop()
-        return self._calls.endpoint.connect(address, end - monotonic())
+        return self._requests.endpoint.connect(address, end - monotonic())
 
-    def keep(self, link: Link) -> None:
-        idle = self._idle.setdefault(link.address, [])
-        if link.hurried or len(idle) >= KEPT:
-            link.close()
+    def keep(self, connection: RedisConnection) -> None:
+        idle = self._idle.setdefault(connection.address, [])
+        if connection.short_timeouts or len(idle) >= KEPT:
+            connection.close()
         else:
-            idle.append(link)
+            idle.append(connection)
 
-    def _forget(self, address: Address) -> None:
+    def _close_idle(self, address: Address) -> None:
         """One connection to a server is gone, so the others are likely to be."""
-        for link in self._idle.pop(address, ()):
-            link.close()
+        for connection in self._idle.pop(address, ()):
+            connection.close()
 
     def ask(self, *words: Any, address: Address | None = None) -> Any:
-        """Any command, for looking around. Raises Refused, Broken or Silent."""
-        endpoint = self._calls.endpoint
-        link = endpoint.connect(address or endpoint.start, endpoint.timeout)
+        """The answer to any command, for `headgate doctor`. Raises ErrorReply, ConnectionLost or AnswerTimeout."""
+        endpoint = self._requests.endpoint
+        connection = endpoint.connect(address or endpoint.start, endpoint.timeout)
         try:
-            return link.call(*words)
+            return connection.roundtrip(*words)
         finally:
-            link.close()
+            connection.close()
 
-    def _ask_cluster(self, end: float) -> None:
-        """Learn who serves which slot, from whoever answers."""
+    def _ask_slots(self, end: float) -> None:
+        """Ask the masters of a cluster, until one answers, which of them serves which slot."""
         error: Exception | None = None
-        for address in self._calls.masters():
+        for address in self._requests.masters():
             try:
-                link = self._calls.endpoint.connect(address, end - monotonic())
+                connection = self._requests.endpoint.connect(address, end - monotonic())
                 try:
-                    self._calls.learn(address, link.call("CLUSTER", "SLOTS"))
+                    self._requests.learn_slots(address, connection.roundtrip("CLUSTER", "SLOTS"))
                 finally:
-                    link.close()
+                    connection.close()
                 return
-            except (Refused, Broken, Silent) as failure:
+            except (ErrorReply, ConnectionLost, AnswerTimeout) as failure:
                 error = failure
         assert error is not None
         raise error
 
-    def _follow(self, call: Call, refused: Refused, end: float) -> bool:
-        """The slot is on its way to another master: go there if all keys of the gate have arrived."""
-        source, slot = self._calls.address(call), self._calls.slot(call.gate)
-        with suppress(Refused, Broken, Silent):
-            link = self._calls.endpoint.connect(source or self._calls.endpoint.start, end - monotonic())
+    def _follow(self, request: RedisRequest, reply: ErrorReply, end: float) -> bool:
+        """The slot is being moved to another master: have the request go there if all keys of the gate have arrived."""
+        source, slot = self._requests.address(request), self._requests.slot(request.gate)
+        with suppress(ErrorReply, ConnectionLost, AnswerTimeout):
+            connection = self._requests.endpoint.connect(source or self._requests.endpoint.start, end - monotonic())
             try:
-                count = link.call("CLUSTER", "COUNTKEYSINSLOT", slot)
-                left = link.call("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
+                count = connection.roundtrip("CLUSTER", "COUNTKEYSINSLOT", slot)
+                left = connection.roundtrip("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
             finally:
-                link.close()
-            if not any(key.startswith(tag(call.gate).encode()) for key in left):
-                call.elsewhere, call.asking = refused.address, True
+                connection.close()
+            if not any(key.startswith(tag(request.gate).encode()) for key in left):
+                request.redirected_to, request.says_asking = reply.address, True
                 return True
         return False
 
-    def _load(self, link: Link, call: Call) -> None:
-        refused: Refused | None = None
+    def _load(self, connection: RedisConnection, request: RedisRequest) -> None:
+        failed: ErrorReply | None = None
         try:
-            link.call("FUNCTION", "LOAD", library())
-        except Refused as error:
-            refused = error
-        self._calls.after_loading(call, refused)
+            connection.roundtrip("FUNCTION", "LOAD", library())
+        except ErrorReply as error:
+            failed = error
+        self._requests.library_loaded(request, failed)
 
-    def _ask_time(self, link: Link) -> None:
-        before = monotonic_ns()
+    def _calibrate(self, connection: RedisConnection) -> None:
         try:
-            self._calls.set_time(link.call("TIME"), before)
-        except Refused:
-            self._calls.set_time(None, before)
+            self._requests.calibrate(connection.roundtrip("TIME"))
+        except ErrorReply:
+            self._requests.calibrate(None)
 
     def close(self) -> None:
         idle, self._idle = self._idle, {}
-        for links in idle.values():
-            for link in links:
-                link.close()
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()

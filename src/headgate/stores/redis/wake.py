@@ -1,11 +1,11 @@
 """How a waiter learns that its ticket was called: the script publishes to its process, which subscribes once for all.
 
-One connection and one daemon thread per process, started by the first waiter. When it drops, the server may be gone: every
-waiter looks, so that its gate does what it was told for that. When it has subscribed again they look once more: what was
-said meanwhile was said to nobody.
+One connection and one daemon thread per process, started by the first waiter. When the connection drops, no wake-up can
+arrive: every waiter is woken, asks once, and then follows its gate's `on_store_error`. When the process has subscribed
+again they are woken once more, since what was published meanwhile reached no subscriber.
 
-What a thread asks when its ticket was called is known beforehand. It is sent as soon as the call is heard, so that the
-server decides while that thread wakes up, which takes about as long (`Errands`).
+The command that a thread sends when its ticket was called is known beforehand. `EarlyTakes` sends it as soon as the call
+is heard of, so that the server decides while that thread wakes up, which takes about as long.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from contextlib import suppress
 from time import monotonic
 
 from ...kernel.model import Wake
-from ..remote.coalescing import EarlyListeners
-from .coalescer import NOT_YET
-from .errors import Broken, Refused, Silent
+from ..remote.jobs import AnswerTimeout, ConnectionLost
+from ..remote.wakes import IDLE, RETRY, RETRY_MOST, WakeSubscriber
+from .coalescer import NO_REPLY
+from .errors import ErrorReply
 from .script import channel
 from .wire import wakes
 
@@ -27,83 +28,78 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Stand
-    from .client import Address, Endpoint, Link
-    from .requests import Calls, Prepared
-    from .threads import Threads
+    from .client import Address, RedisConnection, RedisEndpoint
+    from .requests import EncodedAsk, RedisRequests
+    from .threads import RedisThreadSender
 
-#: Seconds without anybody waiting after which the thread ends and the connection is closed.
-IDLE = 30.0
-
-#: A connection that says nothing for so long is asked whether it lives.
+#: Seconds without a message after which the server is sent a PING; after twice as long the connection is given up.
 QUIET = 5.0
 
-#: Seconds between attempts to subscribe again: the first and the longest.
-RETRY, RETRY_MOST = 0.05, 1.0
+#: Waiters are woken within so many microseconds of a drop, each at a random moment: a fleet of them was dropped together.
+SPREAD_US = 50_000
 
-#: Waiters look within so many microseconds of a drop, each at a moment of its own: a fleet of them was dropped together.
-SPREAD = 50_000
-
-#: How many waiting asks are known at most; whoever comes after that asks when it is awake.
-MOST_ERRANDS = 1024
+#: Asks that are kept encoded at most; the waiter of a further one asks when it is awake.
+MOST_EARLY_TAKES = 1024
 
 #: What is published when one ticket was called: this, the ticket, that.
 ONE, CALLED = b'[["', b'",null]]'
 
 
-class Errands:
-    """The asks of threads that wait in this process, to be sent for them.
+class EarlyTakes:
+    """The asks of threads of this process that wait in line, each sent for its thread as soon as its ticket is called.
 
-    An ask that is sent twice is one: it goes by its id. But none may be sent after it was undone, so both are in turn.
+    An ask that arrives twice is one ask, by its id. But it must not arrive after it was cancelled, so `send` and `forget`
+    exclude each other.
     """
 
-    __slots__ = ("_asks", "_calls", "_lock", "_sent", "_threads")
+    __slots__ = ("_asks", "_lock", "_requests", "_sender", "_sent")
 
-    def __init__(self, calls: Calls, threads: Threads) -> None:
-        self._calls = calls
-        self._threads = threads
+    def __init__(self, requests: RedisRequests, sender: RedisThreadSender) -> None:
+        self._requests = requests
+        self._sender = sender
         self._lock = threading.Lock()
-        #: Those that stand in line, by ticket; and those that were sent, with the connection that will bring the reply.
-        self._asks: dict[str, Prepared] = {}
-        self._sent: dict[str, Link] = {}
+        #: Asks that stand in line, by ticket; and the connections that will bring the replies of those that were sent.
+        self._asks: dict[str, EncodedAsk] = {}
+        self._sent: dict[str, RedisConnection] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `go`
+        return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `send`
 
     def add(self, ask: Stand) -> None:
-        """It was told to wait: what it will ask then is made ready now, when there is time."""
-        if len(self._asks) < MOST_ERRANDS and (prepared := self._calls.prepared(ask)) is not None:
-            self._asks[ask.id] = prepared
+        """An ask was told to wait: encode now, when there is time, what is sent when its ticket is called."""
+        if len(self._asks) < MOST_EARLY_TAKES and (encoded := self._requests.encode_ask(ask)) is not None:
+            self._asks[ask.id] = encoded
 
-    def go(self, ticket: str) -> None:
-        """A ticket was called: send its ask, by a connection that stands ready. Else its waiter does."""
+    def send(self, ticket: str) -> None:
+        """A ticket was called: send its ask if a connection is idle. Else its waiter does."""
         with self._lock:
-            prepared = self._asks.pop(ticket, None)
-            link = None if prepared is None else self._threads.ready(prepared[0])
-            if prepared is None or link is None:
+            encoded = self._asks.pop(ticket, None)
+            connection = None if encoded is None else self._sender.take_idle(encoded[0])
+            if encoded is None or connection is None:
                 return
             try:
-                link.send_packed(self._calls.complete(prepared))
-            except (Broken, Silent):
-                link.close()
+                connection.send_packed(self._requests.complete(encoded))
+            except (ConnectionLost, AnswerTimeout):
+                connection.close()
             else:
-                self._sent[ticket] = link
+                self._sent[ticket] = connection
 
     def reply_to(self, ask: Stand) -> Any:
-        """The reply to an ask that was sent; NOT_YET where it was not."""
-        link = self._away(ask.id)
-        return NOT_YET if link is None else self._threads.reply_to(ask.gate, ask, link, sent=True)
+        """The reply to an ask that was sent; NO_REPLY where it was not."""
+        connection = self._pop(ask.id)
+        return NO_REPLY if connection is None else self._sender.reply_to(ask.gate, ask, connection, sent=True)
 
-    def leave(self, ticket: str) -> None:
-        """Nobody waits for it any more. What was sent has been decided when this is over."""
-        link = self._away(ticket)
-        if link is not None:
+    def forget(self, ticket: str) -> None:
+        """Its waiter has gone. An ask that was sent has been decided when this returns."""
+        connection = self._pop(ticket)
+        if connection is not None:
             try:
-                link.read()
-                self._threads.keep(link)
-            except (Refused, Broken, Silent):
-                link.close()
+                connection.read()
+                self._sender.keep(connection)
+            except (ErrorReply, ConnectionLost, AnswerTimeout):
+                connection.close()
 
-    def _away(self, ticket: str) -> Link | None:
+    def _pop(self, ticket: str) -> RedisConnection | None:
         if not (ticket in self._asks or self._lock.locked() or ticket in self._sent):
             return None
         with self._lock:
@@ -112,146 +108,117 @@ class Errands:
 
     def close(self) -> None:
         with self._lock:
-            for link in self._sent.values():
-                link.close()
+            for connection in self._sent.values():
+                connection.close()
             self._asks.clear()
             self._sent.clear()
 
 
-class Subscriber:
-    """Hears what is published to this process."""
+class RedisSubscriber(WakeSubscriber):
+    """Subscribes to what the script publishes to this process, and to the processes that it serves as a guard."""
 
-    def __init__(self, endpoint: Endpoint, session: str, where: Callable[[], list[Address]], errands: Errands) -> None:
+    thread_name = "headgate-redis-wake"
+
+    def __init__(
+        self,
+        endpoint: RedisEndpoint,
+        session: str,
+        addresses: Callable[[], list[Address]],
+        early_takes: EarlyTakes,
+    ) -> None:
+        super().__init__()
         self._endpoint = endpoint
         self._session = session
-        self._errands = errands
-        #: Any server of a cluster will do: messages get everywhere. The first are tried first.
-        self._where = where
-        self.listeners = EarlyListeners()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._link: Link | None = None
-        self._ending = threading.Event()
-        self._tried = threading.Event()
-        #: Channel → process: this one, and those that it answers for.
+        self._early_takes = early_takes
+        #: The servers to subscribe at, tried in order. Any server of a cluster will do: messages get everywhere.
+        self._addresses = addresses
+        #: Channel → session: of this process, and of those that it serves.
         self._channels = {channel(session).encode(): session}
 
     def adopt(self, session: str) -> None:
-        """Hear what is published to another process as well. What cannot be sent now is sent when it subscribes again."""
+        """Subscribe for another process as well. Without a connection that is done when there is one again."""
         self._channels[channel(session).encode()] = session
-        link = self._link
-        if link is not None:
-            with suppress(Broken, Silent, Refused):
-                link.send("SUBSCRIBE", channel(session))
+        connection = self._connection
+        if connection is not None:
+            with suppress(ConnectionLost, AnswerTimeout, ErrorReply):
+                connection.send("SUBSCRIBE", channel(session))
 
     def disown(self, session: str) -> None:
         self._channels.pop(channel(session).encode(), None)
-        link = self._link
-        if link is not None:
-            with suppress(Broken, Silent, Refused):
-                link.send("UNSUBSCRIBE", channel(session))
+        connection = self._connection
+        if connection is not None:
+            with suppress(ConnectionLost, AnswerTimeout, ErrorReply):
+                connection.send("UNSUBSCRIBE", channel(session))
 
-    def attend(self, seconds: float) -> None:
-        """Have the thread there, and wait for so long that its first attempt is over."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    ending = self._ending = threading.Event()
-                    self._tried = threading.Event()
-                    self._thread = threading.Thread(
-                        target=self._run, args=(ending,), name="headgate-redis-wake", daemon=True
-                    )
-                    self._thread.start()
-        if seconds and not self._tried.is_set():
-            self._tried.wait(seconds)
-
-    def _run(self, ending: threading.Event) -> None:
+    def _run(self, stopping: threading.Event) -> None:
         try:
-            self._hear_always(ending)
-        finally:  # a bug that ends it is told by Python; the next waiter begins anew
+            self._subscribe_always(stopping)
+        finally:  # a bug that ends it is told by Python; the next waiter starts it anew
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
 
-    def _hear_always(self, ending: threading.Event) -> None:
+    def _subscribe_always(self, stopping: threading.Event) -> None:
         pause = RETRY
-        self.listeners.deaf = False
-        while not ending.is_set():
-            for address in self._where():
+        self.listeners.disconnected = False
+        while not stopping.is_set():
+            for address in self._addresses():
                 begun = monotonic()
                 try:
-                    self._hear(address, ending)
+                    self._subscribe(address, stopping)
                     return
-                except (Refused, Broken, Silent) as error:
+                except (ErrorReply, ConnectionLost, AnswerTimeout) as error:
                     self._tried.set()
-                    if not self.listeners.deaf and not ending.is_set():
-                        self.listeners.deaf = True
-                        self.listeners.look_again(SPREAD)
-                    if isinstance(error, Broken) and error.begun:
+                    if not self.listeners.disconnected and not stopping.is_set():
+                        self.listeners.disconnected = True
+                        self.listeners.wake_all(SPREAD_US)
+                    if isinstance(error, ConnectionLost) and error.connected:
                         if monotonic() - begun > RETRY_MOST:  # not where it is let in and thrown out
                             pause = RETRY
                         break
-            ending.wait(pause)
+            stopping.wait(pause)
             pause = min(2 * pause, RETRY_MOST)
 
-    def _hear(self, address: Address, ending: threading.Event) -> None:
-        """Subscribe and pass on what comes, until there is nobody to pass it on to."""
-        link = self._endpoint.connect(address, QUIET / 5)
+    def _subscribe(self, address: Address, stopping: threading.Event) -> None:
+        """Subscribe at a server and pass on its messages, until no waiter is left."""
+        connection = self._endpoint.connect(address, QUIET / 5)
         try:
-            self._link = link
-            link.call("SUBSCRIBE", *list(self._channels))
+            self._connection = connection
+            connection.roundtrip("SUBSCRIBE", *list(self._channels))
             self._tried.set()
-            self.listeners.deaf = False
-            self.listeners.look_again()
-            self._pass_on(link, ending)
+            self.listeners.disconnected = False
+            self.listeners.wake_all()
+            self._pass_on(connection, stopping)
         finally:
-            self._link = None
-            link.close()
+            self._connection = None
+            connection.close()
 
-    def _pass_on(self, link: Link, ending: threading.Event) -> None:
+    def _pass_on(self, connection: RedisConnection, stopping: threading.Event) -> None:
         busy_at = heard_at = monotonic()
-        asked = False
-        while not ending.is_set():
-            if (message := link.heard()) is not None:
+        pinged = False
+        while not stopping.is_set():
+            if (message := connection.read_message()) is not None:
                 if message[0] == b"message":
-                    self._told(self._channels.get(message[1], self._session), message[2])
-                heard_at, asked = monotonic(), False
+                    self._notify(self._channels.get(message[1], self._session), message[2])
+                heard_at, pinged = monotonic(), False
                 continue
             now = monotonic()
             if len(self.listeners):
                 busy_at = now
-            elif now - busy_at > IDLE and self._retire(ending):
+            elif now - busy_at > IDLE and self._retire(stopping):
                 return
             if now - heard_at > 2 * QUIET:
-                raise Broken("nothing was heard of it for long", True)
-            if now - heard_at > QUIET and not asked:
-                asked = True
-                link.send("PING")
+                raise ConnectionLost("nothing was heard of it for long", True)
+            if now - heard_at > QUIET and not pinged:
+                pinged = True
+                connection.send("PING")
 
-    def _told(self, session: str, payload: bytes) -> None:
+    def _notify(self, session: str, payload: bytes) -> None:
         if payload.startswith(ONE) and payload.endswith(CALLED) and payload.count(b'"') == 2 and b"\\" not in payload:
-            # One that was called, as mostly. Several are asked for together when they are awake.
+            # Mostly one ticket was called. Where it is several, their threads' asks are coalesced when those are awake.
             ticket = payload[len(ONE) : -len(CALLED)].decode()
-            self._errands.go(ticket)
+            self._early_takes.send(ticket)
             self.listeners.tell(Wake(session, ticket))
             return
         for ticket, delay in wakes(payload):
             self.listeners.tell(Wake(session, ticket, delay))
-
-    def _retire(self, ending: threading.Event) -> bool:
-        with self._lock:
-            if len(self.listeners):
-                return False
-            ending.set()
-            self._thread = None
-            return True
-
-    def close(self) -> None:
-        with self._lock:
-            self._ending.set()
-            thread, self._thread = self._thread, None
-        link = self._link
-        if link is not None:
-            link.close()  # which ends the wait of the thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(1.0)

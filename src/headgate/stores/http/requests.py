@@ -1,0 +1,110 @@
+"""One `POST /v1/execute` to a guard, and what follows from each kind of answer. Sends nothing itself."""
+
+from __future__ import annotations
+
+from ...errors import HeadgateError, StoreFormatError, StoreUnavailable
+from ...kernel.model import Ended
+from ..remote.jobs import AnswerTimeout, ConnectionLost, OutcomeUnknown, fail_all
+from .client import ErrorResponse
+from .wire import decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .client import GuardEndpoint, Response
+
+#: Seconds before another attempt at a guard that is starting.
+PAUSE = 0.01
+
+_REMEDIES = {
+    401: "; give it a token: http://:TOKEN@host, or $HEADGATE_TOKEN",
+    403: "; its token lacks the scope 'acquire'",
+    404: "; the URL should lead to a guard, without /v1",
+}
+
+
+class GuardRequest:
+    """Jobs that are sent together, in one HTTP request."""
+
+    def __init__(self, endpoint: GuardEndpoint, seen: dict[str, int], jobs: list[Any]) -> None:
+        self._endpoint = endpoint
+        #: Gate → its sequence number in the last reply that this process got.
+        self._seen = seen
+        self.jobs = jobs
+        self._count = 0
+        self._attempts = 0
+        #: The answer to an earlier attempt was lost.
+        self._answer_lost = False
+
+    def encode(self) -> bytes:
+        """The bytes of the request. From now on it may have reached the guard."""
+        for job in self.jobs:
+            job.sent = True
+        commands = [command for job in self.jobs for command in job.commands]
+        self._count = len(commands)
+        return self._endpoint.post("/v1/execute", encode(commands, self._seen))
+
+    def hand_out(self, response: Response) -> bool:
+        """Give each job its replies. Returns whether the connection may be used again. Raises ErrorResponse."""
+        try:
+            replies, seen = decode(response.checked(), self._count)
+        except StoreFormatError as error:
+            fail_all(self.jobs, StoreFormatError(f"{self._endpoint.shown}: {error}"))
+            return False
+        known = self._seen
+        for gate, seq in seen.items():
+            if seq > known.get(gate, 0):
+                known[gate] = seq
+        if self._answer_lost:
+            # "It had already ended" may be the work of the first attempt.
+            replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]
+        at = 0
+        for job in self.jobs:
+            mine = replies[at : at + len(job.commands)]
+            at += len(job.commands)
+            # The guard is there, and its own store is not: for a gate here that is the same.
+            away = next((reply for reply in mine if isinstance(reply, StoreUnavailable)), None)
+            if away is None:
+                job.finish(mine)
+            else:
+                job.fail(away)
+        return response.keeps
+
+    def retry_pause(self, error: Exception, left_s: float) -> float | None:
+        """Seconds until the request should go again; None when it should not, and its jobs have failed."""
+        self._attempts += 1
+        if isinstance(error, ConnectionLost) and error.connected and left_s > PAUSE:
+            again = [job for job in self.jobs if job.repeatable]
+            for job in self.jobs:
+                if job not in again:
+                    told = (
+                        f"{self._endpoint.shown}: the answer was lost ({error}), and whether it was done is not known"
+                    )
+                    job.fail(OutcomeUnknown(told))
+            self.jobs, self._answer_lost = again, True
+            return 0.0 if self._attempts == 1 else PAUSE
+        # What a guard refuses with a status was not decided, unless an earlier attempt was.
+        undecided = isinstance(error, ErrorResponse) and not self._answer_lost
+        if isinstance(error, ErrorResponse) and error.status in (400, 413, 415, 422, 426):
+            failure: HeadgateError = StoreFormatError(
+                f"{self._endpoint.shown} does not understand this version of Headgate: {error.text}; upgrade the older "
+                f"of the two"
+            )
+        else:
+            failure = self.unavailable(error)
+        fail_all(self.jobs, failure, undecided=undecided)
+        return None
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        """An error in words for people."""
+        shown = self._endpoint.shown
+        if isinstance(error, AnswerTimeout):
+            told = f"{shown} does not answer within {self._endpoint.timeout * 1000:.0f} ms"
+        elif isinstance(error, ErrorResponse):
+            told = f"{shown} refuses: {error.text}{_REMEDIES.get(error.status, '')}"
+        else:
+            told = f"{shown} cannot be reached: {error}"
+        failure = StoreUnavailable(told)
+        failure.__cause__ = error
+        return failure
