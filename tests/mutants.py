@@ -245,7 +245,7 @@ TESTS = [
         f"tests/kernel/test_{topic}.py"
         for topic in ("serving", "line", "promises", "endings", "adaptive", "calendar", "loss", "limits")
     ),
-    "tests/gate/test_gate.py",
+    *(f"tests/gate/test_{topic}.py" for topic in ("gate", "inspection", "permit", "bad_input")),
 ]
 
 #: What holds the script that decides on a Redis server to the core.

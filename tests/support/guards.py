@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from headgate import stores
+from headgate import Concurrency, Gate, Window, stores
 from headgate.config import file as config_file
 from headgate.gate.gates import Gates
+from tests.support.waiting import timed
 
 MISSING = "uvicorn is missing: pip install 'headgate[server]'"
 
@@ -138,3 +139,37 @@ class GuardProcess:
     def go_on(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
+
+
+GATES = """
+store = "sqlite:///guard.db"
+
+[gates.g]
+limits = [
+  { window = 1000, per = "1h", name = "w" },
+  { concurrency = 100, name = "slots", lease = "1h" },
+]
+
+[gates.one]
+limits = [{ concurrency = 1, name = "slots", lease = "1h" }]
+
+[gates.three]
+limits = [{ concurrency = 3, name = "slots", lease = "1h" }, { window = 100000, per = "1h", name = "w" }]
+"""
+
+
+def gate_of(url: str, mode: str = "closed", kind: Any = Gate, **more: Any) -> Any:
+    limits = [Window(1000, per="1h", name="w"), Concurrency(100, name="slots", lease="1h")]
+    return kind("g", limits, store=url, on_store_error=mode, **more)
+
+
+def one_of(url: str, kind: Any = Gate) -> Any:
+    return kind("one", [Concurrency(1, name="slots", lease="1h")], store=url)
+
+
+def back(gate: Any) -> bool:
+    """Whether the gate asks its guard again, having tried it."""
+    _, permit = timed(gate.acquire)
+    if not isinstance(permit, Exception):
+        permit.release()
+    return not gate._outage.away

@@ -155,6 +155,11 @@ class Server:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    def fill_up(self) -> None:
+        """It has no memory for anything more, and evicts nothing."""
+        self.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        self.command("CONFIG", "SET", "maxmemory", "1")
+
     def __enter__(self) -> Server:
         return self.start()
 

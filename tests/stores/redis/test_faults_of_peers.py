@@ -1,9 +1,9 @@
 """What other limiters on Redis get wrong, each with a sentence and a test on a real server: ours must not.
 
-- NOSCRIPT after a flush or a failover: `test_a_script_that_was_flushed_is_sent_again` in test_faults.py, and here
+- NOSCRIPT after a flush or a failover: `test_a_library_that_was_flushed_is_loaded_again` in test_loss.py, and here
 - a free key that waits behind an exhausted one: here
 - cancelled waiters that leave ghost reservations: `test_a_waiter_that_is_cancelled_leaves_the_line` and
-  `test_a_cancelled_ask_leaves_nothing_behind` in test_faults.py, and here for rates
+  `test_a_cancelled_ask_leaves_nothing_behind` in test_waiting.py, and here for rates
 - a large ask that is starved by small ones: here
 - a live holder's slot that is given away while the holder renews: here
 - denied asks that are charged on other limits: here
