@@ -17,6 +17,7 @@ from .errors import (
     StoreUnavailable,
 )
 from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
+from .http.report import Report
 from .kernel.limits import Aimd, Bucket, Concurrency, Quota, Window
 from .kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
 
@@ -59,6 +60,7 @@ __all__ = [
     "Permit",
     "Place",
     "Quota",
+    "Report",
     "StoreFormatError",
     "StoreUnavailable",
     "Usage",

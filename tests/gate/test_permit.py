@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -102,6 +103,23 @@ def test_report_reads_how_it_went(make: Any, store: str, response: Any, outcome:
         assert permit.report(response) == outcome
     assert gate.usage()["slots"].limit == (6 if outcome in ("rate_limited", "overloaded") else 8)
     assert gate.usage().paused_until is None
+
+
+@pytest.mark.parametrize(
+    ("body", "permanent"),
+    [
+        ({"error": {"code": "TOO_MANY_REQUESTS", "message": "slower"}}, False),
+        ({"error": {"code": "INSUFFICIENT_QUOTA", "message": "spent"}}, True),
+    ],
+)
+def test_report_returns_all_that_the_answer_says(make: Any, store: str, body: Any, permanent: bool) -> None:
+    gate = make("g", [slots(5)], store=store)
+    with gate.acquire() as permit:
+        report = permit.report({"status": 429, "headers": {"Retry-After": "42"}, "json": body})
+    assert (report.outcome, report.retry_after, report.permanent, report.status) == ("rate_limited", 42, permanent, 429)
+    copy = pickle.loads(pickle.dumps(report))
+    assert copy == report == "rate_limited"
+    assert copy.permanent is permanent
 
 
 def test_one_workers_429_with_a_delay_pauses_the_fleet_while_it_still_holds_its_permit(make: Any, store: str) -> None:

@@ -14,7 +14,7 @@ from headgate.gate.outage import StillAway
 from headgate.kernel.commands import Admit
 from headgate.stores.base import Capabilities
 from headgate.stores.memory import MemoryStore
-from headgate.stores.remote import OutcomeUnknown
+from headgate.stores.remote.coalescing import OutcomeUnknown
 from headgate.testing import FakeClock
 
 

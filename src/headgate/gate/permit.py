@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
+    from ..http.report import Report
     from ..kernel.commands import Granted
     from ..kernel.plan import Plan, Policy
     from ..stores.base import Store
@@ -197,19 +198,19 @@ class BasePermit:
         self.lease_moved(expires)
         return float(expires / SECOND)
 
-    def _read(self, response: Any) -> tuple[str, Pause | None]:
+    def _read(self, response: Any) -> tuple[Report, Pause | None]:
         from time import time
 
         from ..http.report import read
 
         report = read(response, time())
         pause = None
-        if report.outcome != "ok":
+        if report != "ok":
             self._reported = report.outcome
         if report.retry_after:
             delay = _delay(report.retry_after)
             pause = Pause(self.gate_name, delay, f"upstream: {report.outcome}")
-        return report.outcome, pause
+        return report, pause
 
     def _outcome(self, error: type[BaseException] | None) -> str:
         if self._reported is not None:
@@ -297,14 +298,17 @@ class Permit(BasePermit):
         """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
         return self._renewed(self._gate._run_on(self._store, self._renewal()))
 
-    def report(self, response: Any) -> str:
-        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went. Returns the outcome."""
-        outcome, pause = self._read(response)
+    def report(self, response: Any) -> Report:
+        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went.
+
+        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`.
+        """
+        report, pause = self._read(response)
         if pause is not None:
             self._gate._settle(self, pause)
-        if OUTCOMES[outcome].answered:
+        if OUTCOMES[report].answered:
             self.confirm()
-        return outcome
+        return report
 
     def __enter__(self) -> Permit:
         return self
@@ -355,14 +359,17 @@ class AsyncPermit(BasePermit):
         """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
         return self._renewed(await self._gate._run_on(self._store, self._renewal()))
 
-    async def report(self, response: Any) -> str:
-        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went. Returns the outcome."""
-        outcome, pause = self._read(response)
+    async def report(self, response: Any) -> Report:
+        """Read an answer of the upstream: confirm, pause the fleet, or remember how it went.
+
+        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`.
+        """
+        report, pause = self._read(response)
         if pause is not None:
             await self._gate._settle(self, pause)
-        if OUTCOMES[outcome].answered:
+        if OUTCOMES[report].answered:
             await self.confirm()
-        return outcome
+        return report
 
     async def __aenter__(self) -> AsyncPermit:
         return self

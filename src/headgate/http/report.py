@@ -17,18 +17,38 @@ if TYPE_CHECKING:
 REFUSALS = {429: "rate_limited", 502: "overloaded", 503: "overloaded", 504: "overloaded", 529: "overloaded"}
 
 
-class Report:
-    """What was read: `outcome`, `retry_after` in seconds (None: it did not say), and `permanent` where a quota is spent."""
+class Report(str):
+    """What an answer of an upstream says. It is its outcome, as text, with what else the answer tells:
 
-    __slots__ = ("outcome", "permanent", "retry_after")
+    `retry_after` in seconds (None: it did not say), `permanent` where a quota is spent, so that a retry is in vain, and the
+    `status` of the answer.
+    """
 
-    def __init__(self, outcome: str, retry_after: float | None = None, permanent: bool = False) -> None:
-        self.outcome = outcome
-        self.retry_after = retry_after
-        self.permanent = permanent
+    __slots__ = ("permanent", "retry_after", "status")
+
+    retry_after: float | None
+    permanent: bool
+    status: int
+
+    def __new__(
+        cls, outcome: str, retry_after: float | None = None, permanent: bool = False, status: int = 0
+    ) -> Report:
+        report = super().__new__(cls, outcome)
+        report.retry_after = retry_after
+        report.permanent = permanent
+        report.status = status
+        return report
+
+    @property
+    def outcome(self) -> str:
+        return str(self)
 
     def __repr__(self) -> str:
-        return f"Report({self.outcome!r}, retry_after={self.retry_after!r}, permanent={self.permanent!r})"
+        facts = f"retry_after={self.retry_after!r}, permanent={self.permanent!r}, status={self.status!r}"
+        return f"Report({str(self)!r}, {facts})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Report, (str(self), self.retry_after, self.permanent, self.status))
 
 
 def read(response: Any, now: float) -> Report:
@@ -40,10 +60,10 @@ def read(response: Any, now: float) -> Report:
     if refusal is not None:
         body = _body(response)
         after = _retry_after(headers, body, now)
-        return Report(refusal, after, permanent=status == 429 and _permanent(body))
+        return Report(refusal, after, permanent=status == 429 and _permanent(body), status=status)
     if status >= 500:
-        return Report("error")
-    return Report("ok", _used_up(headers, now))
+        return Report("error", status=status)
+    return Report("ok", _used_up(headers, now), status=status)
 
 
 def _field(response: Any, name: str) -> Any:
