@@ -20,7 +20,7 @@ from headgate import (
     Window,
 )
 from headgate.stores.dynamodb import DynamoStore
-from headgate.stores.dynamodb import jobs as dynamodb_jobs
+from headgate.stores.dynamodb import batch as dynamodb_jobs
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.stores.dynamodb import writer as dynamodb_writer
 from headgate.testing import FakeClock

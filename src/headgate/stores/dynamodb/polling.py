@@ -17,7 +17,7 @@ from ...kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
 from ...kernel.model import NEVER, SECOND
 from ...kernel.plan import recall
 from ...kernel.records import busy
-from .jobs import CHANCE
+from .batch import CHANCE
 from .records import Missing
 
 TYPE_CHECKING = False

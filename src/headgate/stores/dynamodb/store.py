@@ -11,8 +11,8 @@ from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.commands import Renew
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
+from .batch import Job
 from .clock import steady
-from .jobs import Job
 from .polling import Looks
 from .records import gate_records, item_name, read_item
 from .table import Conflict, Table, Throttled, Unsure

@@ -15,8 +15,8 @@ from itertools import count
 from ...errors import Denied, HeadgateError, StoreUnavailable
 from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
 from ...kernel.model import SECOND, Wait
+from .batch import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
 from .heartbeat import beat, is_all, is_beat, take_over
-from .jobs import CHANCE, STUBBORN_FOR, Ask, Contended, Job, Kept, Outcome, Waits, no_slot_left, values_of
 from .pack import loads
 from .records import VERSION, Missing, gate_records, item_name, read_item
 from .table import Conflict, Throttled, Unreachable, Unsure
