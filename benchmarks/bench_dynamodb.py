@@ -145,7 +145,7 @@ def bare(stores: list[DynamoStore], times: int) -> list[list[str]]:
     full.acquire()
     table = stores[0].table
     item = {**(table.get("headgate:bench") or {}), table.key: {"S": "bare"}}
-    write = partial(table.call, "put_item", TableName=table.name, Item=item)
+    write = partial(table.request, "put_item", TableName=table.name, Item=item)
     return [
         timed("refused at once", stores, [full.try_acquire] * times),
         timed("a bare read of that item", stores, [partial(table.get, "headgate:bench")] * times),

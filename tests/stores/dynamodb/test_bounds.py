@@ -20,7 +20,7 @@ from headgate import (
     Window,
 )
 from headgate.stores.dynamodb import DynamoStore
-from headgate.stores.dynamodb import batch as dynamodb_jobs
+from headgate.stores.dynamodb import batch as dynamodb_batch
 from headgate.stores.dynamodb import writer as dynamodb_writer
 from tests.support.dynamo_servers import (
     Server,
@@ -53,7 +53,7 @@ def test_waiters_are_capped_with_an_error_that_names_the_cap_and_nothing_is_char
 def test_leases_are_capped_with_an_error_that_names_the_cap_and_nothing_is_charged(
     still: DynamoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_jobs, "MOST_LEASES", 5)
+    monkeypatch.setattr(dynamodb_batch, "MOST_LEASES", 5)
     gate = Gate("g", [Window(100, per="1h", name="w"), Concurrency(10, lease="1h")], store=still)
     permits = [gate.acquire(renew=False) for _ in range(5)]
     with pytest.raises(Denied, match="at most 5") as told:

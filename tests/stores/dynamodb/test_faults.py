@@ -20,7 +20,7 @@ from headgate import (
     Window,
 )
 from headgate.stores.dynamodb import DynamoStore
-from headgate.stores.dynamodb import batch as dynamodb_jobs
+from headgate.stores.dynamodb import backoff as dynamodb_backoff
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.stores.dynamodb import writer as dynamodb_writer
 from headgate.testing import FakeClock
@@ -185,7 +185,7 @@ def test_a_write_or_transaction_that_met_another_is_run_again_and_charged_once(
 def test_contention_that_does_not_end_is_waited_for_and_never_opens_a_gate(
     still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_jobs, "CONTENDED_FOR", 0.3)
+    monkeypatch.setattr(dynamodb_backoff, "CONTENDED_FOR", 0.3)
     limits = [Window(10, per="1h", name="w"), Concurrency(5, name="c", lease="1h")]
     gate = Gate("g", limits, store=still, on_store_error="open")
     held = gate.acquire(renew=False)
@@ -214,7 +214,7 @@ def test_contention_that_does_not_end_is_waited_for_and_never_opens_a_gate(
 def test_a_release_that_others_never_let_through_ends_with_an_error_and_is_made_up_for(
     still: DynamoStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_jobs, "CONTENDED_FOR", 0.1)
+    monkeypatch.setattr(dynamodb_backoff, "CONTENDED_FOR", 0.1)
     monkeypatch.setattr(dynamodb_writer, "STUBBORN_FOR", 0.3)
     gate = Gate("g", [Concurrency(5, name="c", lease="1h")], store=still)
     held = gate.acquire(renew=False)

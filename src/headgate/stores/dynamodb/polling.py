@@ -1,9 +1,9 @@
-"""When a process that waits looks at the line again. Nobody can wake another process through DynamoDB.
+"""When a process whose tickets wait reads the line again. DynamoDB cannot wake a process, so each polls.
 
-A look is one read for all who wait at a gate in this process, at the time that its first waiter's turn should come: for a
-rate that is exact, counting those ahead; for slots it is what the age of the leases tells (they will take about as long
-again as they have lasted so far). The first in order keeps its own timer and serves the line; the others find that they
-were called.
+A poll is one read per gate for all waiters of the process, timed for when its first waiter should be called: for a rate
+that is exact, counting the tickets ahead; for slots it is estimated from the age of the leases (they will take about as
+long again as they have lasted so far). The ticket that keeps the line's timer comes by itself and serves the line; the
+polls of other processes find that their tickets were called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
 from ...kernel.model import NEVER, SECOND
 from ...kernel.plan import recall
 from ...kernel.records import busy
-from .batch import CHANCE
+from .backoff import CHANCE
 from .records import Missing
 
 TYPE_CHECKING = False
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
     from .records import DynamoRecords
     from .store import DynamoStore
 
-#: Seconds. Who keeps the timer goes first, and the others spread out behind it, the further the more processes they are:
-#: those who come together write together, and one of them is first.
+#: Seconds. The ticket that keeps the timer goes first, and the polls of other processes spread out behind it, the further
+#: the more processes there are: of those that write at the same moment one succeeds, and the others must retry.
 AFTER, JITTER, JITTER_EACH = 0.02, 0.1, 0.02
-#: No two looks at a gate are closer than the first, and where no time is certain no further apart than the second, which
-#: must be shorter than a claim.
+#: No two polls of a gate are closer than the first, and where no time is certain no further apart than the second, which
+#: must be shorter than the time for which a call is held.
 CLOSEST, FURTHEST = 0.1, 3.0
-#: Seconds after which somebody else takes the place of who keeps the timer and does not come.
+#: Seconds after which another ticket stands in for the one that keeps the timer and does not come.
 OVERDUE = 0.25
-#: A thread without anybody to look for ends after so many seconds.
+#: The thread ends after so many seconds without a gate to poll.
 LINGER = 5.0
 
 
-class Looks:
-    """One thread per store, while somebody waits."""
+class Polling:
+    """One thread per store, while tickets of this process wait."""
 
     def __init__(self, store: DynamoStore) -> None:
         self._store = store
-        self._bell = threading.Condition(threading.Lock())
-        #: gate → when to look, on this process's clock
+        self._condition = threading.Condition(threading.Lock())
+        #: gate → when to poll, in seconds of this process's monotonic clock
         self._due: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def close(self) -> None:
-        with self._bell:
+        with self._condition:
             self._closed = True
             self._due.clear()
-            self._bell.notify()
+            self._condition.notify()
 
     # --- when ---------------------------------------------------------------------------------------------------
 
     def plan(self, gate: str, records: DynamoRecords) -> None:
-        """The line of a gate was seen: look again when the first who waits here should have its turn."""
+        """The line of a gate was read: poll again when the first waiter of this process should be called."""
         try:
-            delay = self._turn(records)
+            delay_s = self._until_called(records)
         except (Missing, HeadgateError):
-            delay = FURTHEST  # what is kept for some key was not read, or cannot be: look now and then
-        with self._bell:
-            if delay is None or self._closed:
+            delay_s = FURTHEST  # what is kept for some value of a key was not read, or cannot be: poll now and then
+        with self._condition:
+            if delay_s is None or self._closed:
                 self._due.pop(gate, None)
                 return
             now = time.monotonic()
             jitter = CHANCE.random() * min(JITTER + JITTER_EACH * len(records.space("sessions")), FURTHEST)
-            at = max(now + delay, self._last.get(gate, 0.0) + CLOSEST) + AFTER + jitter
+            at = max(now + delay_s, self._last.get(gate, 0.0) + CLOSEST) + AFTER + jitter
             self._due[gate] = at
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="headgate-looks", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="headgate-polling", daemon=True)
                 self._thread.start()
             else:
-                self._bell.notify()
+                self._condition.notify()
 
-    def _turn(self, records: DynamoRecords) -> float | None:
-        """Seconds until the turn of the first ticket of this process that waits; None: there is none."""
+    def _until_called(self, records: DynamoRecords) -> float | None:
+        """Seconds until the first ticket of this process that waits should be called; None: there is none."""
         now, tickets = records.head[1], records.space("tickets")
         mine = None
         for _, id in records.space("of", self._store.session).scan():
@@ -97,7 +97,7 @@ class Looks:
             at += 1
         for limit, member, cost, value, _, _, _, _ in steps:
             if limit.leased:
-                at = max(at, now + round(self._slot(records, member, value, now, ahead + 1) * SECOND))
+                at = max(at, now + round(self._slot_free_in(records, member, value, now, ahead + 1) * SECOND))
             else:
                 together = min(cost * (ahead + 1), max(cost, value // cost * cost))
                 then = limit.earliest(records, now, member, together, value, now)
@@ -107,7 +107,8 @@ class Looks:
             at = max(at, min(meta.timer_at, now + round(FURTHEST * SECOND)))
         return (at - now) / SECOND
 
-    def _slot(self, records: DynamoRecords, member: str, value: float, now: int, place: int) -> float:
+    def _slot_free_in(self, records: DynamoRecords, member: str, value: float, now: int, place: int) -> float:
+        """Seconds until so many slots have become free, judged by the age of the leases."""
         leases = records.leases[member]
         if len(leases) < value:
             return 0.0
@@ -115,16 +116,16 @@ class Looks:
         age: float = sum(max(0, now - row[1]) for row in rows) / max(1, len(rows)) / SECOND
         return min(FURTHEST, place * age / max(1, len(leases)))
 
-    # --- looking ------------------------------------------------------------------------------------------------
+    # --- polling ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
-            with self._bell:
+            with self._condition:
                 now = time.monotonic()
                 due = [gate for gate, at in self._due.items() if at <= now]
                 if not due:
                     pause = min(self._due.values(), default=now + LINGER) - now
-                    if not self._bell.wait(pause) and not self._due:
+                    if not self._condition.wait(pause) and not self._due:
                         self._thread = None
                         return
                     continue
@@ -133,31 +134,34 @@ class Looks:
                     self._last[gate] = now
             for gate in due:
                 try:
-                    self._look(gate)
+                    self._poll(gate)
                 except Exception:
-                    # The store is away, or has something that cannot be read: whoever decides is told. Look again.
-                    with self._bell:
+                    # The store is away, or holds something that cannot be read: the next command is told. Poll again.
+                    with self._condition:
                         self._due.setdefault(gate, time.monotonic() + FURTHEST)
 
-    def _look(self, gate: str) -> None:
-        records = self._store.seen_now(gate)
+    def _poll(self, gate: str) -> None:
+        records = self._store.read_gate(gate)
         first = self.notice(gate, records)
-        if first and meta_of(records).timer_at + OVERDUE * SECOND < self._store.rough_time():
-            self._store.tell_ticket(first, 0)
+        if first and meta_of(records).timer_at + OVERDUE * SECOND < self._store.approximate_time():
+            self._store.wake_ticket(first, 0)
 
     def notice(self, gate: str, records: DynamoRecords) -> str:
-        """The line was seen: tell those of this process whose turn it is. Returns the first of those who go on waiting."""
+        """The line was read: wake the waiters here whose tickets were called or are gone, and plan the next poll.
+
+        Returns the first of the tickets that go on waiting, "" where there is none.
+        """
         get = records.space("tickets").get
         first = ""
-        for id in self._store.waiting(gate):
+        for id in self._store.tickets_waiting(gate):
             ticket = get(id)
             if ticket is None or ticket[CALLED] or ticket[HIDDEN] == MISSED:
-                self._store.tell_ticket(id, None)
+                self._store.wake_ticket(id, None)
             elif not first:
                 first = id
         self.plan(gate, records)
         return first
 
 
-#: Where a ticket says when it came.
+#: Where a ticket has its arrival number.
 ARRIVAL = 7

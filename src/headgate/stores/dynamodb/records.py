@@ -105,7 +105,7 @@ def limit_of(member: str) -> str:
     return member.partition("|")[0].partition("@")[0]
 
 
-class States(DictSpace):
+class DynamoStates(DictSpace):
     """`records.states`: those by a key are with their value; the rest is here, and in order."""
 
     __slots__ = ("_records",)
@@ -145,8 +145,8 @@ class States(DictSpace):
         return super().delete(member)
 
 
-class Spaces(dict):  # type: ignore[type-arg]
-    """Spaces by name, made when they are first asked for; those by a key are with their value."""
+class DynamoSpaces(dict):  # type: ignore[type-arg]
+    """DynamoSpaces by name, made when they are first asked for; those by a key are with their value."""
 
     __slots__ = ("_kind", "_records")
 
@@ -173,8 +173,8 @@ class DynamoRecords(ByKind):
         # Nothing in here holds on to the whole: what was read and is done with goes at once. Left to the garbage collector
         # it has that look through all of the driver's objects again and again, for a tenth of a second each time.
         itself = proxy(self)
-        self.states = States(itself)
-        self.kinds = Kinds(lambda kind: Spaces(itself, kind))
+        self.states = DynamoStates(itself)
+        self.kinds = Kinds(lambda kind: DynamoSpaces(itself, kind))
         self.values: dict[str, ValueState] = {}
         #: value → [sequence number when it was written, whether it has an item of its own, its state]
         self.inline: dict[str, list[Any]] = {}

@@ -1,4 +1,10 @@
-"""`dynamodb://TABLE?region=…`: the state of gates in a DynamoDB table, for any number of machines."""
+"""`dynamodb://TABLE?region=…`: the state of gates in a DynamoDB table, for any number of machines.
+
+A command joins the queue of its gate's `GateWriter`, a thread that reads the gate's item, applies all queued commands to it
+and writes it back on the condition that it is unchanged (`writer`, `batch`, `backoff`). `records` and `pack` turn the item
+into records and back, `table` sends the requests. A process whose tickets wait learns by `polling` that they were called,
+and says by `heartbeat` that it lives. Time is the server's, from the `Date` of its answers (`clock`).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,16 @@ import time
 from contextlib import suppress
 
 from ... import duration
+from ...aws import ResultUnknown, Throttled
 from ...errors import InvalidInput, StoreUnavailable
-from ...kernel.commands import Renew
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
-from .batch import Job
+from .batch import Submission
 from .clock import steady
-from .polling import Looks
+from .heartbeat import is_heartbeat
+from .polling import Polling
 from .records import gate_records, item_name, read_item
-from .table import Conflict, Table, Throttled, Unsure
+from .table import Conflict, DynamoTable
 from .writer import GateWriter
 
 TYPE_CHECKING = False
@@ -28,9 +35,6 @@ if TYPE_CHECKING:
     from ..base import Listener
     from .records import DynamoRecords
 
-    #: A gate, its job, and where the replies belong.
-    Placed = tuple[str, Job, list[int]]
-
 #: Seconds in which an answer must come. DynamoDB's own take some milliseconds.
 TIMEOUT = 0.2
 
@@ -40,19 +44,19 @@ SPREAD = 0.1
 #: Seconds that a process may take to find out the time: a tick of the server's clock comes every second.
 CALIBRATING = 3.0
 
-#: Microseconds for which a call is held. Longer than elsewhere: who is called finds out by looking.
+#: Microseconds for which a call is held. Longer than elsewhere: the process of a called ticket finds out by polling.
 CLAIM = 5 * SECOND
 
-#: A process is heard of anew when it would be taken for dead in less than this many microseconds.
-HEARD_FOR = 5 * SECOND
+#: A heartbeat is written when the process would be taken for dead in less than this many microseconds.
+HEARTBEAT_BEFORE = 5 * SECOND
 
 
 class DynamoStore:
     """State in a DynamoDB table: one item per gate, and one per value of a key. Use `redis://…` for many decisions.
 
-    A gate decides at most once per round trip, for all who ask in a process at that moment; waiters of other processes find
-    out about their turn by looking. `timeout` (seconds) is for one answer; `spread` (seconds) is how far the clocks of
-    processes may be apart, which every rate allows for; `clock` (microseconds) is for tests.
+    A process decides about a gate once per round trip, for all commands that are queued at that moment; waiters of other
+    processes find out by polling that they were called. `timeout` (seconds) is for one answer; `spread` (seconds) is how
+    far the clocks of processes may be apart, which every rate allows for; `clock` (microseconds) is for tests.
     """
 
     keeper: Any = None
@@ -72,10 +76,10 @@ class DynamoStore:
         url: str | None = None,
     ) -> None:
         self.url = f"dynamodb://{table}" if url is None else url
-        self.table = Table(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
+        self.table = DynamoTable(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
         self.spread = 0 if clock is not None else round(spread * SECOND)
         self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM, clock_spread_us=self.spread)
-        #: Whether items are given a time to live: not under a clock that only tests believe in.
+        #: Whether items are given a time to live: not under the clock of a test, by which DynamoDB would delete them.
         self.expires = clock is None
         self._clock = clock
         self._listeners = Listeners()
@@ -84,12 +88,12 @@ class DynamoStore:
         self.table.connect()
 
     def _begin(self) -> None:
-        """What each process has of its own."""
+        """Make what each process has of its own."""
         self._lock = threading.Lock()
         self._calibrating = threading.Lock()
         self._writers: dict[str, GateWriter] = {}
         self._listeners.clear()
-        self.looks = Looks(self)
+        self.polling = Polling(self)
         self.session = new_session()
 
     def begin_in_child(self) -> None:
@@ -99,33 +103,26 @@ class DynamoStore:
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
-        if (pulse := self._heartbeat(command)) is not None:
+        if (pulse := self._spared_heartbeat(command)) is not None:
             return pulse
-        job = Job((command,))
-        self._writer(command.gate).submit(job)
-        self._wait(command.gate, job)
-        [ask] = job.asks
-        if ask.error is not None:
-            raise ask.error
-        return checked(ask.reply)
+        submission = Submission(command.gate, (command,))
+        self._submit(submission)
+        self._wait(submission)
+        [pending] = submission.pending
+        if pending.error is not None:
+            raise pending.error
+        return checked(pending.reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
-        replies, jobs = self._jobs(commands, None)
-        for gate, job, _ in jobs:
-            self._writer(gate).submit(job)
-        for gate, job, _ in jobs:
-            self._wait(gate, job)
-        return _filled(replies, jobs)
-
-    def _wait(self, gate: str, job: Job) -> None:
-        try:
-            job.done.wait()
-        except BaseException:
-            self._writer(gate).withdraw(job)  # Ctrl-C: what has begun ends by itself
-            raise
+        replies, submissions = self._by_gate(commands, None)
+        for submission in submissions:
+            self._submit(submission)
+        for submission in submissions:
+            self._wait(submission)
+        return _filled(replies, submissions)
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
-        """The same without blocking the event loop.
+        """`execute` without blocking the event loop.
 
         When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
         next `await` of the task.
@@ -139,44 +136,53 @@ class DynamoStore:
             with suppress(RuntimeError):  # the loop was closed under it
                 loop.call_soon_threadsafe(done.set)
 
-        replies, jobs = self._jobs(commands, tell)
-        for gate, job, _ in jobs:
-            self._writer(gate).submit(job)
+        replies, submissions = self._by_gate(commands, tell)
+        for submission in submissions:
+            self._submit(submission)
         cancelled: BaseException | None = None
-        while not all(job.done.is_set() for _, job, _ in jobs):
+        while not all(submission.done.is_set() for submission in submissions):
             try:
                 await done.wait()
                 done.clear()
             except asyncio.CancelledError as error:
-                if len(jobs) == 1 and self._writer(jobs[0][0]).withdraw(jobs[0][1]):
+                if len(submissions) == 1 and self._withdraw(submissions[0]):
                     raise
                 cancelled = error
         if cancelled is not None and (task := asyncio.current_task()) is not None:
             task.uncancel()
             task.cancel(*cancelled.args)
-        return _filled(replies, jobs)
+        return _filled(replies, submissions)
 
-    def _jobs(self, commands: Sequence[Command], tell: Callable[[], None] | None) -> tuple[list[Any], list[Placed]]:
-        """The replies that are known already, and one job per gate for the others."""
-        replies: list[Any] = [self._heartbeat(command) for command in commands]
+    def _by_gate(
+        self, commands: Sequence[Command], tell: Callable[[], None] | None
+    ) -> tuple[list[Any], list[Submission]]:
+        """The replies that are known already (None for the others), and one submission per gate for the others."""
+        replies: list[Any] = [self._spared_heartbeat(command) for command in commands]
         places: dict[str, list[int]] = {}
         for place, command in enumerate(commands):
             if replies[place] is None:
                 places.setdefault(command.gate, []).append(place)
-        jobs = [(gate, Job([commands[place] for place in own], tell), own) for gate, own in places.items()]
-        return replies, jobs
+        return replies, [Submission(gate, [commands[at] for at in own], own, tell) for gate, own in places.items()]
 
-    def _heartbeat(self, command: Command) -> Pulse | None:
-        """A heartbeat need not be written while others believe for long enough that this process lives."""
-        if (
-            not isinstance(command, Renew)
-            or command.leases
-            or command.session != self.session
-            or self._clock is not None
-        ):
+    def _submit(self, submission: Submission) -> None:
+        self._writer(submission.gate).submit(submission)
+
+    def _withdraw(self, submission: Submission) -> bool:
+        return self._writer(submission.gate).withdraw(submission)
+
+    def _wait(self, submission: Submission) -> None:
+        try:
+            submission.done.wait()
+        except BaseException:
+            self._withdraw(submission)  # Ctrl-C: what has begun ends by itself
+            raise
+
+    def _spared_heartbeat(self, command: Command) -> Pulse | None:
+        """The reply to a heartbeat that need not be written, since the line takes this process to live for long enough."""
+        if self._clock is not None or not is_heartbeat(command, self.session):
             return None
         writer = self._writer(command.gate)
-        if not self.table.clock.known or writer.heard_until < (now := self.table.clock.now()) + HEARD_FOR:
+        if not self.table.clock.known or writer.lives_until < (now := self.table.clock.now()) + HEARTBEAT_BEFORE:
             return None
         return Pulse(now, {}, (), (), (), "", 0, 0)
 
@@ -190,7 +196,7 @@ class DynamoStore:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def time(self, records: DynamoRecords, exact: bool) -> int:
-        """The store's time, known to within `spread` where it matters. A stamp that is far ahead is not adopted."""
+        """The store's time; where it must be `exact`, known to within `spread`. A stamp far ahead is not adopted."""
         if self._clock is not None:
             return self._clock()
         clock = self.table.clock
@@ -214,30 +220,31 @@ class DynamoStore:
                         f"answers take too long; allow for more with ?spread=0.5, which windows then count longer"
                     )
                 begun = time.monotonic()
-                with suppress(Conflict, Throttled, Unsure):
+                with suppress(Conflict, Throttled, ResultUnknown):
                     self.table.get(item_name("clock") + "|")
                 time.sleep(max(0.0, self.spread / SECOND / 3 - (time.monotonic() - begun)))
 
-    def rough_time(self) -> int:
+    def approximate_time(self) -> int:
+        """The store's time as far as it is known, without waiting for a better calibration."""
         return self.table.clock.now() if self._clock is None else self._clock()
 
     # --- waking -----------------------------------------------------------------------------------------------------
 
-    def tell(self, wakes: list[Wake]) -> None:
-        """Those who wait in this process are told at once; the others look."""
+    def wake(self, wakes: list[Wake]) -> None:
+        """Wake those of these waiters that are in this process; other processes poll."""
         for wake in wakes:
             self._listeners.tell(wake)
 
-    def tell_ticket(self, ticket: str, delay: int | None) -> None:
+    def wake_ticket(self, ticket: str, delay: int | None) -> None:
         self._listeners.tell(Wake(self.session, ticket, delay))
 
-    def seen_now(self, gate: str) -> DynamoRecords:
-        """A gate as it is now, to look at."""
+    def read_gate(self, gate: str) -> DynamoRecords:
+        """A gate's records as they are now, for polling."""
         item = self.table.get(item_name(gate))
         return gate_records(gate, None if item is None else read_item(item, item_name(gate))[1])
 
-    def waiting(self, gate: str) -> list[str]:
-        """The tickets of this process at a gate."""
+    def tickets_waiting(self, gate: str) -> list[str]:
+        """The tickets of this process that wait at a gate, in order of arrival."""
         return [*self._writer(gate).waiting]
 
     def lost(self, gate: str) -> None:
@@ -271,20 +278,21 @@ class DynamoStore:
         from .. import forget_store
 
         forget_store(self)
-        self.looks.close()
+        self.polling.close()
         self.table.close()
 
 
-def _filled(replies: list[Any], jobs: list[Placed]) -> list[Any]:
-    for _, job, places in jobs:
-        for place, ask in zip(places, job.asks, strict=True):
-            if ask.error is not None:
-                raise ask.error
-            replies[place] = ask.reply
+def _filled(replies: list[Any], submissions: list[Submission]) -> list[Any]:
+    """`replies` with those of the submissions at their places. Raises where the store failed one."""
+    for submission in submissions:
+        for place, pending in zip(submission.places, submission.pending, strict=True):
+            if pending.error is not None:
+                raise pending.error
+            replies[place] = pending.reply
     return replies
 
 
-#: What a URL may say, and what it means.
+#: What a URL may name.
 OPTIONS = ("region", "endpoint", "key", "ttl", "timeout", "spread")
 
 
