@@ -88,6 +88,9 @@ class StoreUnavailable(HeadgateError):
     it has to be taken for decided, because the reply was lost and sending it again might do it twice.
     """
 
+    #: Whether a gate takes it for an outage and follows `on_store_error`; not where the store answered and was only busy.
+    outage = True
+
     def __init__(self, *args: object, decided: bool | None = None) -> None:
         super().__init__(*args)
         self.decided = decided

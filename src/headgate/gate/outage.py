@@ -108,7 +108,7 @@ class Outage:
         return reply
 
     def _failed(self, error: StoreUnavailable) -> None:
-        if not error.decided:  # else one reply was lost, and the store is there
+        if error.outage and not error.decided:  # else the store is there: it was busy, or one reply was lost
             self.began(error)
 
     def pause(self, reply: Wait, begun: float, wait: int | None) -> float | None:

@@ -240,7 +240,7 @@ async def _decide(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
         found = store.execute(commands) if store.capabilities.instant else await store.aexecute(commands)
         desk.gate._outage.ended()
     except StoreUnavailable as error:
-        if not error.decided:
+        if error.outage and not error.decided:
             desk.gate._outage.began(error)
         found = [_alone(*one, error) for one in asked]
     return found

@@ -20,10 +20,12 @@ CONTENDED_FOR, THROTTLED_FOR = 5.0, 2.0
 
 
 class Contended(StoreUnavailable):
-    """Other processes wrote all the time; nothing was charged."""
+    """Other processes wrote all the time; nothing was charged. The store is there, so this is no outage."""
 
-    #: For gates: the store is there, so this is no outage.
-    unknown = True
+    outage = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args, decided=False)
 
 
 class Backoff:
