@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 import click
 
@@ -30,15 +30,15 @@ def explain(
     """
     from rich.text import Text
 
-    from headgate import Usage
     from headgate.kernel.limits import kind_of
+    from headgate.kernel.model import plain
 
     from .view import View, gate_lines, make_console, plain_signs, span
 
     found = params.find_gate(context, gate)
     answer = found.explain(cost or 1, key, priority)
     if as_json:
-        params.print_json(asdict(answer))
+        params.print_json(plain(answer))
         return
     console = make_console()
     if answer.granted:
@@ -51,8 +51,7 @@ def explain(
         most = "at most " if kind_of(kinds.get(answer.limit or "", "")).leased else ""
         line = Text(f"it would wait {most}{span(answer.after)}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
-    pause = found.usage()
-    usage = Usage(gate, answer.limits, answer.waiting, pause.paused_until, pause.pause_reason)
+    usage = replace(found.usage(), limits=answer.limits, waiting=answer.waiting)
     view = View(usage, answer.holders)
     for text in gate_lines(view, console.width, plain=plain_signs(console)):
         console.print(text)

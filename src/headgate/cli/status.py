@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 import click
+
+from headgate.kernel.model import plain
 
 from . import params
 
@@ -36,15 +38,14 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
         params.print_json({"gates": [as_values(view) for view in views]})
         return
     console = make_console()
-    plain = plain_signs(console)
-    widths = columns(views, console.width, plain)
-    console.print(stacked([gate_lines(view, console.width, plain=plain, widths=widths) for view in views]))
+    signs = plain_signs(console)
+    widths = columns(views, console.width, signs)
+    console.print(stacked([gate_lines(view, console.width, plain=signs, widths=widths) for view in views]))
     for store in sorted({gates.config[name].store for name in names}):
         params.warn_if_alone(store)
 
 
 def as_values(view: View) -> dict[str, Any]:
     """What `--json` prints of a gate: the fields of `Usage`, and the holders."""
-    values = asdict(view.usage)
-    values["limits"] = [asdict(row) for row in (*view.usage.limits, *view.busiest)]
-    return values | {"holders": [asdict(holder) for holder in view.holders]}
+    told = replace(view.usage, limits=(*view.usage.limits, *view.busiest))
+    return {**plain(told), "holders": plain(list(view.holders))}

@@ -6,7 +6,7 @@ times as long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 
 from ..errors import InvalidInput
 
@@ -110,37 +110,68 @@ class Pulse:
     sessions: int
 
 
+# Of `LimitUsage` and `Usage` the fields are the table that every face goes by: wires, `--json`, the HTTP schema, the
+# dashboard's stream and metrics. The metadata of a field: `about` describes it; `seconds` where it is a length of time;
+# `gauge` describes the metric `headgate_<field>`, where it is one; `http` is its name over HTTP, where that is another, or
+# None where it is not told there.
+
+
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """How full one limit is. Amounts are units; `next_free` and `time_left` are seconds from now."""
+    """How full one limit is. Amounts are units; `next_free` and `time_left` are seconds from now.
 
-    name: str
-    kind: str
-    unit: str
-    key: str | None
-    used: float
-    limit: float
-    available: float
-    utilisation: float
-    #: Seconds until the smallest ask could go; 0 when it can go now.
-    next_free: float
-    #: Windows and quotas: seconds until all that counts now has stopped counting, or until the reset.
-    time_left: float | None = None
-    #: Adaptive concurrency: the configured maximum, while `limit` is what is in force.
-    maximum: float | None = None
+    A new field goes to the end and has a default: a guard and its clients may be of different versions.
+    """
+
+    name: str = field(metadata={"about": "The limit, or `limit@class` for a class's share of it."})
+    kind: str = field(metadata={"about": "The kind of limit."})
+    unit: str = field(metadata={"about": "What it counts."})
+    key: str | None = field(metadata={"about": "The value of the key that it is kept by, where it is by one."})
+    used: float = field(
+        metadata={
+            "about": "Units that count now, with what called tickets hold.",
+            "gauge": "Units of a limit that count now.",
+        }
+    )
+    limit: float = field(
+        metadata={"about": "The value that is in force.", "gauge": "The value of a limit that is in force."}
+    )
+    available: float = field(metadata={"about": "What is left of it."})
+    utilisation: float = field(
+        metadata={
+            "about": "Used by limit, 0 to 1; above 1 after the limit was lowered.",
+            "gauge": "Used by limit, 0 to 1; above 1 after a limit was lowered.",
+        }
+    )
+    next_free: float = field(
+        metadata={"about": "Seconds until the smallest ask could go; 0: now; null: never.", "seconds": True}
+    )
+    time_left: float | None = field(
+        default=None,
+        metadata={
+            "about": "Windows and quotas: seconds until all that counts now has stopped counting, or until the reset.",
+            "seconds": True,
+        },
+    )
+    maximum: float | None = field(
+        default=None,
+        metadata={"about": "Adaptive concurrency: the configured maximum, while `limit` is what is in force."},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a gate is doing. The one source of what every face shows."""
 
-    gate: str
-    limits: tuple[LimitUsage, ...]
-    waiting: int
-    #: Seconds from now until the pause ends, or None.
-    paused_until: float | None = None
-    pause_reason: str = ""
-    seq: int = 0
+    gate: str = field(metadata={"about": "The gate's name."})
+    limits: tuple[LimitUsage, ...] = field(metadata={"about": "Its limits."})
+    waiting: int = field(metadata={"about": "Asks that stand in line."})
+    paused_until: float | None = field(
+        default=None,
+        metadata={"about": "Seconds from now until the pause ends; null: none.", "seconds": True, "http": "paused_for"},
+    )
+    pause_reason: str = field(default="", metadata={"about": "Why it is paused; null: no reason was given."})
+    seq: int = field(default=0, metadata={"about": "The number of its last command.", "http": None})
 
     def __getitem__(self, name: str) -> LimitUsage:
         for usage in self.limits:
@@ -220,3 +251,19 @@ class Snapshot:
     overrides: tuple[Override, ...] = ()
     decision: Any = None
     waiters: tuple[Any, ...] = ()
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    """The fields of a class of this module, in their order: that in which they travel."""
+    return tuple(one.name for one in fields(kind))
+
+
+def plain(value: Any) -> Any:
+    """A value of this module as JSON can have it: its fields by name, lists, and None for a time that never comes."""
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, float):
+        return value if value != float("inf") else None
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return dict(value) if hasattr(value, "items") else value

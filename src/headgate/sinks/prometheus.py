@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from dataclasses import fields
 
 from ..kernel.limits import kind_of
-from ..kernel.model import OUTCOMES
+from ..kernel.model import OUTCOMES, LimitUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
         def gate(self) -> str: ...
 
 
+#: The fields of a limit's usage that are gauges, and what they are.
+GAUGES: dict[str, str] = {
+    one.name: one.metadata["gauge"] for one in fields(LimitUsage) if one.metadata.get("gauge") is not None
+}
+
 *_MOST, _LAST = OUTCOMES
 
 #: Name → type, labels, and what it is.
@@ -44,9 +50,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
         f"Permits that were released, by what became of the call: {', '.join(_MOST)} or {_LAST}.",
     ),
     "headgate_leases": ("gauge", ("gate", "limit"), "Live leases."),
-    "headgate_used": ("gauge", ("gate", "limit"), "Units of a limit that count now."),
-    "headgate_limit": ("gauge", ("gate", "limit"), "The value of a limit that is in force."),
-    "headgate_utilisation": ("gauge", ("gate", "limit"), "Used by limit, 0 to 1; above 1 after a limit was lowered."),
+    **{f"headgate_{name}": ("gauge", ("gate", "limit"), about) for name, about in GAUGES.items()},
     "headgate_key_utilisation_max": (
         "gauge",
         ("gate", "limit"),
@@ -153,9 +157,8 @@ class Prometheus:
         for row in usage.limits:
             if row.key is not None:
                 continue
-            self.set("headgate_used", row.used, gate, row.name)
-            self.set("headgate_limit", row.limit, gate, row.name)
-            self.set("headgate_utilisation", row.utilisation, gate, row.name)
+            for name in GAUGES:
+                self.set(f"headgate_{name}", getattr(row, name), gate, row.name)
             if kind_of(row.kind).leased:
                 self.set("headgate_leases", row.used, gate, row.name)
 

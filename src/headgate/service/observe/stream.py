@@ -16,13 +16,14 @@ import asyncio
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import replace
 
 from ...errors import HeadgateError
 from ...gate.served import decide_all
 from ...http.problems import Problem, shown
 from ...kernel.commands import Peek
 from ...kernel.limits import kind_of
-from ...kernel.model import Snapshot
+from ...kernel.model import Snapshot, plain
 from ..log import log
 from ..routes.gates import known
 from ..web import encode
@@ -260,19 +261,11 @@ def traits(limit: Limit, overrides: Overrides, key: str | None) -> dict[str, Any
 
 
 def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -> dict[str, Any]:
+    """A limit with what is used of it: what it is, and the fields of its usage."""
     name, _, share = row.name.partition("@")
-    return traits(limits[name], overrides, row.key) | {
-        "class": share or None,
-        "key": row.key,
-        "used": row.used,
-        "limit": row.limit,
-        "available": row.available,
-        "utilisation": row.utilisation,
-        # Further off than a century is: never, as far as anybody can say.
-        "next_free": row.next_free if row.next_free < 3.2e9 else None,
-        "time_left": row.time_left,
-        "maximum": row.maximum,
-    }
+    # Further off than a century is: never, as far as anybody can say.
+    soon = row if row.next_free < 3.2e9 else replace(row, next_free=float("inf"))
+    return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
 
 def add_keys(told: dict[str, Any], desk: Desk, snapshot: Snapshot) -> None:

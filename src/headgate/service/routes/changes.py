@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ...kernel.model import Usage
 from ..schema import shapes
+from ..schema.values import PAUSED, members
 from ..web import json_response
 from .gates import key_of, known
 
@@ -46,6 +48,11 @@ async def _change(guard: Guard, request: Request, key: dict[str, str] | None, va
     return json_response({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was})
 
 
+def _paused(usage: Usage) -> dict[str, Any]:
+    told = members(usage)
+    return {name: told[name] for name in PAUSED}
+
+
 async def pause(guard: Guard, request: Request) -> Response:
     known(request)
     body = await request.json(guard.settings.max_body)
@@ -54,9 +61,7 @@ async def pause(guard: Guard, request: Request) -> Response:
     reason = body.get("reason") or "paused by hand"
     await gate.pause(body["seconds"], reason)
     _told(guard, request, "pause", gate.name, seconds=body["seconds"], reason=reason)
-    usage = await gate.usage()
-    told = {"gate": gate.name, "paused_for": usage.paused_until, "pause_reason": usage.pause_reason or None}
-    return json_response(told)
+    return json_response(_paused(await gate.usage()))
 
 
 async def resume(guard: Guard, request: Request) -> Response:
@@ -65,7 +70,7 @@ async def resume(guard: Guard, request: Request) -> Response:
     gate = guard.desk(request.params["gate"]).gate
     await gate.resume()
     _told(guard, request, "resume", gate.name)
-    return json_response({"gate": gate.name, "paused_for": None, "pause_reason": None})
+    return json_response(_paused(Usage(gate.name, (), 0)))
 
 
 async def reset(guard: Guard, request: Request) -> Response:

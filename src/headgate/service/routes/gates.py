@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 
 from ...http.headers import policy_header, usage_field
 from ...http.problems import Problem
+from ...kernel.model import plain
 from ..schema.shapes import AMOUNT
+from ..schema.values import members
 from ..web import json_response
 
 TYPE_CHECKING = False
@@ -58,20 +59,16 @@ def usage_of(desk: Desk, usage: Usage) -> dict[str, Any]:
     """A gate as clients see it. Times are seconds from now."""
     policy = desk.policy
     return {
-        "gate": desk.name,
-        "waiting": usage.waiting,
-        "paused_for": usage.paused_until,
-        "pause_reason": usage.pause_reason or None,
+        **members(usage),
         "mode": policy.waiting,
         "keys": list(policy.keys),
         "units": sorted(policy.units),
         "priorities": list(policy.priorities),
-        "limits": [asdict(limit) for limit in usage.limits],
     }
 
 
 def holder_of(desk: Desk, holder: Holder) -> dict[str, Any]:
-    return asdict(holder) | {"id": f"{desk.name}:{holder.id}", "key": dict(holder.key)}
+    return {**plain(holder), "id": f"{desk.name}:{holder.id}"}
 
 
 async def list_gates(guard: Guard, request: Request) -> Response:
@@ -87,7 +84,7 @@ async def show_gate(guard: Guard, request: Request) -> Response:
     query = known(request, "key")
     desk = guard.desk(request.params["gate"])
     usage = guard.looked(await desk.gate.usage(key_of(query.get("key"))))
-    overrides = [asdict(override) for override in await desk.gate.overrides()]
+    overrides = plain(await desk.gate.overrides())
     headers = [*policy_header(desk.policy), (b"ratelimit", usage_field(usage.limits))]
     return json_response(usage_of(desk, usage) | {"overrides": overrides}, headers=headers)
 
@@ -103,14 +100,4 @@ async def explain(guard: Guard, request: Request) -> Response:
     query = known(request, "cost", "key", "priority")
     desk = guard.desk(request.params["gate"])
     found = await desk.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
-    told = {
-        "gate": desk.name,
-        "granted": found.granted,
-        "after": found.after,
-        "limit": found.limit,
-        "reason": found.reason,
-        "waiting": found.waiting,
-        "limits": [asdict(limit) for limit in found.limits],
-        "holders": [holder_of(desk, holder) for holder in found.holders],
-    }
-    return json_response(told)
+    return json_response({**plain(found), "holders": [holder_of(desk, holder) for holder in found.holders]})

@@ -8,10 +8,12 @@ from html import escape
 from ... import __version__
 from ...http.problems import KINDS, TYPE_PREFIX
 from ...kernel.limits import KINDS as LIMIT_KINDS
+from ...kernel.model import LimitUsage, Usage
 from ..routes.batch import DOES
 from ..routes.table import ROUTES
 from ..tokens import SCOPES
 from . import shapes
+from .values import NUMBER, PAUSED, SECONDS, TEXT, WHOLE, YES, or_null, schemas
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,10 +54,6 @@ def _object(about: str, **members: Schema) -> Schema:
     }
 
 
-def _or_null(schema: Schema) -> Schema:
-    return {**schema, "type": [schema["type"], "null"]}
-
-
 def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -64,13 +62,10 @@ def _list(of: str) -> Schema:
     return {"type": "array", "items": _ref(of)}
 
 
-TEXT: Schema = {"type": "string"}
-NUMBER: Schema = {"type": "number"}
-WHOLE: Schema = {"type": "integer", "minimum": 0}
-SECONDS: Schema = {"type": "number", "minimum": 0}
-YES: Schema = {"type": "boolean"}
 PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for renew and release."}
 NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
+
+_GATE = schemas(Usage, limits=_list("LimitUsage"))
 
 #: What answers look like.
 ANSWERS: dict[str, Schema] = {
@@ -83,17 +78,15 @@ ANSWERS: dict[str, Schema] = {
             "description": "Grows with every grant of the gate. 0: let pass uncounted, the store was away.",
         },
         waited=SECONDS,
-        lease=_or_null({**SECONDS, "description": "Seconds that the lease lasts; null where nothing is leased."}),
-        expires=_or_null(
-            {**NUMBER, "description": "When it ends unless renewed, by the store's clock: epoch seconds."}
-        ),
+        lease=or_null({**SECONDS, "description": "Seconds that the lease lasts; null where nothing is leased."}),
+        expires=or_null({**NUMBER, "description": "When it ends unless renewed, by the store's clock: epoch seconds."}),
     ),
     "Place": _object(
         "A promised time.",
         id=PERMIT_ID,
         gate=TEXT,
         delay={**WHOLE, "description": "Milliseconds to wait before going."},
-        limit=_or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
+        limit=or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
     ),
     "Renewed": _object("A lease that lives on.", id=PERMIT_ID, lease=SECONDS, expires=NUMBER),
     "Released": _object(
@@ -103,34 +96,24 @@ ANSWERS: dict[str, Schema] = {
     ),
     "LimitUsage": _object(
         "How full one limit is. Times are seconds from now.",
-        name=TEXT,
-        kind={"type": "string", "enum": list(LIMIT_KINDS)},
-        unit=TEXT,
-        key=_or_null(TEXT),
-        used=NUMBER,
-        limit=NUMBER,
-        available=NUMBER,
-        utilisation=NUMBER,
-        next_free=SECONDS,
-        time_left=_or_null(SECONDS),
-        maximum=_or_null(NUMBER),
+        **schemas(LimitUsage, kind={"type": "string", "enum": list(LIMIT_KINDS)}),
     ),
-    "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=_or_null(TEXT), value=NUMBER),
+    "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=or_null(TEXT), value=NUMBER),
     "Holder": _object(
         "A live lease. `since` is seconds ago, `expires` seconds from now.",
         id=PERMIT_ID,
-        holder=_or_null(TEXT),
+        holder=or_null(TEXT),
         key=NAMED,
         since=SECONDS,
         expires=SECONDS,
-        priority=_or_null(TEXT),
+        priority=or_null(TEXT),
     ),
     "Explanation": _object(
         "What would become of an ask.",
         gate=TEXT,
         granted=YES,
-        after=_or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
-        limit=_or_null(TEXT),
+        after=or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
+        limit=or_null(TEXT),
         reason=TEXT,
         waiting=WHOLE,
         limits=_list("LimitUsage"),
@@ -140,17 +123,15 @@ ANSWERS: dict[str, Schema] = {
         "An override, and what was there before.",
         gate=TEXT,
         limit=TEXT,
-        key=_or_null(NAMED),
-        value=_or_null(NUMBER),
-        was=_or_null(NUMBER),
+        key=or_null(NAMED),
+        value=or_null(NUMBER),
+        was=or_null(NUMBER),
     ),
     "Paused": _object(
         "Whether the gate is paused, for how many seconds more, and why.",
-        gate=TEXT,
-        paused_for=_or_null(SECONDS),
-        pause_reason=_or_null(TEXT),
+        **{name: _GATE[name] for name in PAUSED},
     ),
-    "Reset": _object("What was reset; null: the whole gate.", gate=TEXT, limit=_or_null(TEXT)),
+    "Reset": _object("What was reset; null: the whole gate.", gate=TEXT, limit=or_null(TEXT)),
     "Health": _object("All is well.", status={"type": "string", "const": "ok"}),
     "Gates": _object("Every gate.", gates={"type": "array", "items": _ref("GateUsage")}),
     "Holders": _object("Live leases, the oldest first.", gate=TEXT, holders=_list("Holder")),
@@ -173,9 +154,9 @@ ANSWERS: dict[str, Schema] = {
             "status": WHOLE,
             "detail": TEXT,
             "retry_after": {**SECONDS, "description": "Seconds, exact; `Retry-After` has it in whole seconds."},
-            "limit": _or_null(TEXT),
-            "gate": _or_null(TEXT),
-            "position": _or_null(WHOLE),
+            "limit": or_null(TEXT),
+            "gate": or_null(TEXT),
+            "position": or_null(WHOLE),
             "pointer": {**TEXT, "description": "The member that is meant."},
         },
         "required": ["type", "title", "status", "detail"],
@@ -184,15 +165,11 @@ ANSWERS: dict[str, Schema] = {
 
 _USAGE = _object(
     "A gate. Times are seconds from now.",
-    gate=TEXT,
-    waiting=WHOLE,
-    paused_for=_or_null(SECONDS),
-    pause_reason=_or_null(TEXT),
+    **_GATE,
     mode={"type": "string", "enum": ["line", "promise"]},
     keys={"type": "array", "items": TEXT},
     units={"type": "array", "items": TEXT},
     priorities={"type": "array", "items": TEXT},
-    limits=_list("LimitUsage"),
 )
 ANSWERS["GateUsage"] = _USAGE
 ANSWERS["Gate"] = {

@@ -20,7 +20,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from ...kernel.model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from ...kernel.model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,12 +168,21 @@ def _error_row(error: BaseException) -> tuple[Any, ...]:
     return ("x", "error", str(error), {})
 
 
-def _usage_row(usage: LimitUsage) -> tuple[Any, ...]:
-    next_free = None if usage.next_free == float("inf") else usage.next_free  # JSON knows no infinity
-    return (
-        usage.name, usage.kind, usage.unit, usage.key, usage.used, usage.limit, usage.available, usage.utilisation,
-        next_free, usage.time_left, usage.maximum,
-    )  # fmt: skip
+def _values(things: Any) -> list[Any]:
+    """Usages or overrides, each as the list of its fields; what is infinite is None, since JSON knows no infinity."""
+    return [list(plain(thing).values()) for thing in things]
+
+
+def _decision_row(decision: Any) -> Any:
+    return None if decision is None else row(decision)
+
+
+#: The fields of a snapshot that are no numbers or texts: how each is written.
+_SNAPSHOT_WRITERS: dict[str, Callable[[Any], Any]] = {
+    "limits": _values,
+    "overrides": _values,
+    "decision": _decision_row,
+}
 
 
 def row(reply: Any) -> Any:
@@ -191,11 +200,8 @@ def row(reply: Any) -> Any:
         lists = (reply.gone, reply.called, reply.unknown)
         return ("p", reply.now, dict(reply.expires), *lists, reply.timer, reply.timer_at, reply.sessions)
     if kind is Snapshot:
-        limits = [_usage_row(usage) for usage in reply.limits]
-        overrides = [(override.limit, override.key, override.value) for override in reply.overrides]
-        decision = None if reply.decision is None else row(reply.decision)
-        told = (reply.now, reply.seq, reply.paused_until, reply.pause_reason, reply.waiting)
-        return ("s", *told, limits, reply.leases, overrides, decision, reply.waiters)
+        told = [(_SNAPSHOT_WRITERS.get(name), getattr(reply, name)) for name in names_of(Snapshot)]
+        return ("s", *[value if write is None else write(value) for write, value in told])
     return _error_row(reply)
 
 
@@ -226,17 +232,27 @@ def _pulse(raw: Any) -> Pulse:
 
 
 def _usage(raw: Any) -> LimitUsage:
-    usage = LimitUsage(*raw)
-    return replace(usage, next_free=float("inf")) if raw[8] is None else usage
+    usage = LimitUsage(*raw[: len(names_of(LimitUsage))])  # a guard of a later version may tell more
+    return replace(usage, next_free=float("inf")) if usage.next_free is None else usage
+
+
+def _tuples(raw: Any) -> tuple[Any, ...]:
+    return tuple(map(tuple, raw))
+
+
+#: The fields of a snapshot that are no numbers or texts: how each is read.
+_SNAPSHOT_READERS: dict[str, Callable[[Any], Any]] = {
+    "limits": lambda raw: tuple(map(_usage, raw)),
+    "leases": _tuples,
+    "overrides": lambda raw: tuple(Override(*override) for override in raw),
+    "decision": lambda raw: None if raw is None else read_reply(raw),
+    "waiters": _tuples,
+}
 
 
 def _snapshot(raw: Any) -> Snapshot:
-    _, now, seq, paused, reason, waiting, limits, leases, overrides, decision, waiters = raw
-    return Snapshot(
-        now, seq, paused, reason, waiting, tuple(map(_usage, limits)), tuple(map(tuple, leases)),
-        tuple(Override(*override) for override in overrides), None if decision is None else read_reply(decision),
-        tuple(map(tuple, waiters)),
-    )  # fmt: skip
+    told = dict(zip(names_of(Snapshot), raw[1:], strict=False))  # a guard of another version may tell more, or less
+    return Snapshot(**told | {name: read(told[name]) for name, read in _SNAPSHOT_READERS.items() if name in told})
 
 
 def _error(raw: Any) -> HeadgateError:

@@ -7,12 +7,13 @@ MessagePack, which Lua on a Redis server reads without loss; None is false there
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
 from ...kernel.limits import KINDS
-from ...kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait
+from ...kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
 from .pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
@@ -345,30 +346,39 @@ def _pulse(command: Any, raw: Any) -> Pulse:
     return Pulse(now, expires, gone, *names, _text(timer), timer_at, sessions)
 
 
+#: By the type of a field of `LimitUsage`: how the script's answer for it is read.
+_TYPES: dict[Any, Callable[[Any], Any]] = {"str": _text, "str | None": _name, "float": float, "float | None": _float}
+_USAGE = [_TYPES[one.type] for one in fields(LimitUsage)]
+
+
 def _usage(raw: Any) -> LimitUsage:
-    name, kind, unit = map(_text, raw[:3])
-    used, limit, available, utilisation, next_free = map(float, raw[4:9])
-    if KINDS[kind].leased:
-        used = int(used)
-    return LimitUsage(
-        name, kind, unit, _name(raw[3]), used, limit, available, utilisation, next_free, _float(raw[9]), _float(raw[10])
-    )
+    usage = LimitUsage(*[read(part) for read, part in zip(_USAGE, raw, strict=True)])
+    # Slots are whole, and Lua has one type of number.
+    return replace(usage, used=int(usage.used)) if KINDS[usage.kind].leased else usage
+
+
+def _row(raw: Any) -> tuple[Any, ...]:
+    """A lease or a ticket: id, holder, key, and numbers."""
+    id, holder, key, *numbers = raw
+    return (_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, *numbers)
+
+
+#: The fields of `Snapshot` that are no numbers: how the script's answer for them is read.
+_SNAPSHOT: dict[str, Callable[[Any, Any], Any]] = {
+    **{one.name: lambda command, raw: _text(raw) for one in fields(Snapshot) if one.type == "str"},
+    "limits": lambda command, raw: tuple(map(_usage, raw)),
+    "leases": lambda command, raw: tuple(sorted(map(_row, raw), key=lambda row: (row[3], row[0]))),
+    "overrides": lambda command, raw: tuple(
+        Override(_text(limit), _name(key), float(value)) for limit, key, value in raw
+    ),
+    "decision": lambda command, raw: None if raw is None else _READERS[_text(raw[0])](command, raw),
+    "waiters": lambda command, raw: tuple(map(_row, raw)),
+}
 
 
 def _snapshot(command: Any, raw: Any) -> Snapshot:
-    _, now, seq, paused, reason, waiting, limits, leases, overrides, decision, waiters = raw
-    rows = []
-    for id, holder, key, at, expires, rank in leases:
-        rows.append((_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, at, expires, rank))
-    rows.sort(key=lambda row: (row[3], row[0]))
-    line = []
-    for id, holder, key, since, rank in waiters:
-        line.append((_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, since, rank))
-    values = tuple(Override(_text(limit), _name(key), float(value)) for limit, key, value in overrides)
-    return Snapshot(
-        now, seq, paused, _text(reason), waiting, tuple(map(_usage, limits)), tuple(rows), values,
-        None if decision is None else _READERS[_text(decision[0])](command, decision), tuple(line),
-    )  # fmt: skip
+    told = dict(zip(names_of(Snapshot), raw[1:], strict=True))
+    return Snapshot(**told | {name: read(command, told[name]) for name, read in _SNAPSHOT.items()})
 
 
 #: By the letter that a reply begins with, where it is no grant and no plain end.

@@ -65,7 +65,7 @@ end
 local function described(now, step)
   local usage = step.limit:describe(now, step.member, step.value)
   if step.rank >= 0 then usage[1] = partition(step.member, '|') end
-  for index = 5, 11 do usage[index] = exact(usage[index]) end
+  for index = 5, #usage do usage[index] = exact(usage[index]) end
   return usage
 end
 
