@@ -57,13 +57,15 @@ def cost_of(text: str | None) -> Any:
 
 def usage_of(desk: Desk, usage: Usage) -> dict[str, Any]:
     """A gate as clients see it. Times are seconds from now."""
-    policy = desk.policy
+    policy, told = desk.policy, members(usage)
+    limits = told.pop("limits")
     return {
-        **members(usage),
+        **told,
         "mode": policy.waiting,
         "keys": list(policy.keys),
         "units": sorted(policy.units),
         "priorities": list(policy.priorities),
+        "limits": limits,
     }
 
 

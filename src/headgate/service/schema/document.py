@@ -165,11 +165,12 @@ ANSWERS: dict[str, Schema] = {
 
 _USAGE = _object(
     "A gate. Times are seconds from now.",
-    **_GATE,
+    **{name: schema for name, schema in _GATE.items() if name != "limits"},
     mode={"type": "string", "enum": ["line", "promise"]},
     keys={"type": "array", "items": TEXT},
     units={"type": "array", "items": TEXT},
     priorities={"type": "array", "items": TEXT},
+    limits=_GATE["limits"],
 )
 ANSWERS["GateUsage"] = _USAGE
 ANSWERS["Gate"] = {
