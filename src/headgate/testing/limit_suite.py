@@ -216,7 +216,7 @@ class LimitSuite:
         clock = FakeClock()
         store = MemoryStore(clock=clock)
         gate = Gate("suite", [limit], store=store, claim="1s")
-        plan = gate._policy.plan(1 if limit.leased else {limit.unit: self.cost})
+        plan = gate.policy.plan(1 if limit.leased else {limit.unit: self.cost})
         permits = self.use_up(gate)
         first = Stand(plan, "first", None, plan.lease, waits=True, session="a")
         second = Stand(plan, "second", None, plan.lease, waits=True, session="b")

@@ -1,0 +1,21 @@
+"""What every store must pass, run through `Gate` and commands on that store with a clock that stands still."""
+
+from __future__ import annotations
+
+from .asks import AskTests
+from .changes import ChangeTests
+from .leases import LeaseTests
+from .line import LineTests
+from .port import PortTests
+from .promises import PromiseTests
+from .rates import RateTests
+
+__all__ = ["StoreSuite"]
+
+
+class StoreSuite(LeaseTests, RateTests, AskTests, ChangeTests, PromiseTests, LineTests, PortTests):
+    """Subclass it, name the class `Test…`, and make a new, empty store on a clock in `make_store`; pytest does the rest.
+
+    `lose_state` may be given as well: it makes the store forget a gate, as a restart without its data would. The clock is
+    in microseconds; a store that has a clock of its own cannot use this suite's exact times, and needs its server faked.
+    """

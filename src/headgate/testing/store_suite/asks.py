@@ -1,0 +1,101 @@
+"""One ask: all of its limits or none, under its id once, and never more than its class's share."""
+
+from __future__ import annotations
+
+from ...errors import Denied, IdConflict, InvalidInput
+from ...gate import Gate
+from ...kernel.commands import Cancel, Stand
+from ...kernel.limits import Bucket, Concurrency, Quota, Window
+from .base import StoreHarness
+
+
+class AskTests(StoreHarness):
+    # --- together or not at all --------------------------------------------------------------------------------------
+
+    def test_all_limits_of_an_ask_are_taken_together_or_none(self) -> None:
+        gate = self.gate(
+            Window(100, per="1m", name="w"),
+            Bucket(100, per="1m", name="b"),
+            Quota(100, per="day", name="q"),
+            Concurrency(100, name="mine", by="org"),
+            Concurrency(3, lease="1m", name="all"),
+        )
+        self.take(gate, 3, key={"org": "acme"})
+        for _ in range(50):
+            assert self.denial(gate, key={"org": "acme"}).limit == "all"
+        used = {limit.name: limit.used for limit in gate.usage(key={"org": "acme"}).limits}
+        assert used == {"w": 3, "b": 3, "q": 3, "mine": 3, "all": 3}
+
+    def test_a_cost_that_can_never_fit_is_denied_at_once(self) -> None:
+        gate = self.gate(Window(10, per="1m", unit="pu", name="pu"), Concurrency(5))
+        denied = self.raises(Denied, lambda: gate.acquire({"pu": 11}))
+        assert denied.retry_after is None
+        assert denied.limit == "pu"
+        assert [limit.used for limit in gate.usage().limits] == [0, 0]
+
+    def test_keys_have_states_of_their_own_and_share_the_rest(self) -> None:
+        gate = self.gate(Concurrency(2, name="org", by="org"), Concurrency(3, name="all"))
+        self.take(gate, 2, key={"org": "a"})
+        assert self.denial(gate, key={"org": "a"}).limit == "org"
+        self.take(gate, 1, key={"org": "b"})
+        assert self.denial(gate, key={"org": "b"}).limit == "all"
+
+    # --- ids ---------------------------------------------------------------------------------------------------------
+
+    def test_the_same_id_twice_is_one_admission(self) -> None:
+        gate = self.gate(Window(5, per="1m", name="w"), Concurrency(5, lease="10s", name="c"))
+        one = gate.acquire(id="job-1", timeout=0, renew=False)
+        two = gate.acquire(id="job-1", timeout=0, renew=False)
+        assert one.fence == two.fence
+        assert (gate.usage()["w"].used, gate.usage()["c"].used) == (1, 1)
+        two.release()
+        one.release()
+        assert gate.usage()["c"].used == 0
+
+    def test_another_ask_under_an_id_is_an_error_and_charges_nothing(self) -> None:
+        gate = self.gate(Window(5, per="1m", name="w"))
+        gate.acquire(id="job-1", timeout=0)
+        self.raises(IdConflict, lambda: gate.acquire(2, id="job-1", timeout=0))
+        assert gate.usage()["w"].used == 1
+
+    def test_an_id_is_remembered_for_a_minute_after_its_permit_ended(self) -> None:
+        gate = self.gate(Concurrency(5, lease="10s", name="c"), Window(100, per="1s", name="w"))
+        permit = gate.acquire(id="job-1", timeout=0, renew=False)
+        permit.release()
+        self.clock.advance("59s")
+        assert gate.acquire(id="job-1", timeout=0, renew=False).fence == permit.fence
+        assert gate.usage()["c"].used == 0
+        self.clock.advance("2s")
+        assert gate.acquire(id="job-1", timeout=0, renew=False).fence != permit.fence
+
+    def test_an_ask_whose_reply_was_lost_is_undone_by_its_id(self) -> None:
+        gate = self.gate(Window(1, per="1m"), Concurrency(1))
+        plan = gate.policy.plan()
+        asked = Stand(plan, "lost", None, plan.lease, remembered=True)
+        assert isinstance(self.store.decide(asked), tuple)
+        self.store.decide(Cancel(gate.policy, "lost"))
+        assert self.count(gate) == 1
+
+    # --- priorities --------------------------------------------------------------------------------------------------
+
+    def test_a_class_leaves_the_rest_to_those_above_it(self) -> None:
+        for limit in (Window(10, per="1m"), Bucket(10, per="1m", slack=0), Quota(10), Concurrency(10)):
+            gate = Gate(f"share-{limit.kind}", [limit], store=self.store, priorities={"live": 1.0, "batch": 0.8})
+            assert self.count(gate, priority="batch") == 8
+            assert self.count(gate, priority="live") == 2
+            assert gate.try_acquire(priority="batch") is None
+
+    def test_what_the_higher_class_uses_is_not_taken_from_the_share_of_the_lower(self) -> None:
+        gate = self.gate(Concurrency(10), priorities={"live": 1.0, "batch": 0.5})
+        self.take(gate, 4, priority="live")
+        assert self.count(gate, priority="batch") == 5
+        assert self.count(gate) == 1
+
+    def test_a_share_below_one_for_everybody_is_a_safety_margin(self) -> None:
+        gate = self.gate(Window(10, per="1m"), Concurrency(20), priorities={"all": 0.8})
+        assert self.count(gate) == 8
+        assert gate.try_acquire(priority="all") is None
+
+    def test_an_unknown_class_is_an_error(self) -> None:
+        gate = self.gate(Concurrency(10), priorities={"live": 1.0, "batch": 0.5})
+        self.raises(InvalidInput, lambda: gate.try_acquire(priority="vip"))
