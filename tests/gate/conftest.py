@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    AsyncGate,
-    Gate,
-)
+from headgate import AsyncGate, Gate
 from headgate.stores.memory import MemoryStore
 from tests.support.gates import NAMES, Blocking, Crowd, HandClock
 

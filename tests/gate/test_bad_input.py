@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Bucket,
-    Concurrency,
-    InvalidInput,
-    Quota,
-    Window,
-)
+from headgate import Bucket, Concurrency, InvalidInput, Quota, Window
 from headgate.stores.memory import MemoryStore
 from tests.support.gates import HandClock, slots
 

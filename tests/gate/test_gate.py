@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Aimd,
-    AsyncGate,
-    Bucket,
-    Concurrency,
-    Denied,
-    Gate,
-    IdConflict,
-    Window,
-)
+from headgate import Aimd, AsyncGate, Bucket, Concurrency, Denied, Gate, IdConflict, Window
 from headgate.stores.memory import MemoryStore
 from tests.support.gates import HandClock, slots
 

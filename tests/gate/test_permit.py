@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Aimd,
-    Bucket,
-    Denied,
-    InvalidInput,
-    LeaseLost,
-    Window,
-)
+from headgate import Aimd, Bucket, Denied, InvalidInput, LeaseLost, Window
 from headgate.stores.memory import MemoryStore
 from tests.support.gates import HandClock, slots
 

@@ -9,14 +9,7 @@ import pytest
 
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock
-from tests.support.dynamo_servers import (
-    CREDENTIALS,
-    Proxy,
-    Server,
-    make_table,
-    proxied,
-    started,
-)
+from tests.support.dynamo_servers import CREDENTIALS, Proxy, Server, make_table, proxied, started
 from tests.support.dynamo_tables import NUMBERS
 
 

@@ -10,21 +10,11 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Bucket,
-    Concurrency,
-    Denied,
-    Gate,
-    HeadgateError,
-    Quota,
-    Window,
-)
+from headgate import Bucket, Concurrency, Denied, Gate, HeadgateError, Quota, Window
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import batch as dynamodb_batch
 from headgate.stores.dynamodb import writer as dynamodb_writer
-from tests.support.dynamo_servers import (
-    Server,
-)
+from tests.support.dynamo_servers import Server
 from tests.support.dynamo_tables import items
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

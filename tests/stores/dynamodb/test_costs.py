@@ -7,19 +7,11 @@ import gc
 import threading
 from collections.abc import Callable
 
-from headgate import (
-    AsyncGate,
-    Concurrency,
-    Gate,
-    Window,
-)
+from headgate import AsyncGate, Concurrency, Gate, Window
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.testing import FakeClock
-from tests.support.dynamo_servers import (
-    Fault,
-    Proxy,
-)
+from tests.support.dynamo_servers import Fault, Proxy
 
 
 def test_who_is_alone_pays_one_write_per_decision_and_no_read(still: DynamoStore, proxy: Proxy) -> None:

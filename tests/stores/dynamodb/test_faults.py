@@ -12,25 +12,13 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Concurrency,
-    Denied,
-    Gate,
-    StoreUnavailable,
-    Window,
-)
+from headgate import Concurrency, Denied, Gate, StoreUnavailable, Window
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import backoff as dynamodb_backoff
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.stores.dynamodb import writer as dynamodb_writer
 from headgate.testing import FakeClock
-from tests.support.dynamo_servers import (
-    Fault,
-    Proxy,
-    Server,
-    free_port,
-    make_table,
-)
+from tests.support.dynamo_servers import Fault, Proxy, Server, free_port, make_table
 from tests.support.dynamo_tables import ON_ANY, sometimes
 
 

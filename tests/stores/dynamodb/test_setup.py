@@ -10,25 +10,13 @@ from typing import Any
 
 import pytest
 
-from headgate import (
-    Bucket,
-    Concurrency,
-    Denied,
-    Gate,
-    InvalidInput,
-    StoreUnavailable,
-    Window,
-)
+from headgate import Bucket, Concurrency, Denied, Gate, InvalidInput, StoreUnavailable, Window
 from headgate.stores import open_store
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.testing import FakeClock
 from tests.support import ROOT
-from tests.support.dynamo_servers import (
-    Proxy,
-    Server,
-    client,
-)
+from tests.support.dynamo_servers import Proxy, Server, client
 from tests.support.dynamo_tables import NUMBERS
 
 # --- what is asked of DynamoDB ----------------------------------------------------------------------------------------

@@ -7,21 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate import (
-    Concurrency,
-    Gate,
-    StoreFormatError,
-    Window,
-)
+from headgate import Concurrency, Gate, StoreFormatError, Window
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.testing import FakeClock
-from tests.support.dynamo_servers import (
-    Proxy,
-    Server,
-    client,
-    make_table,
-)
+from tests.support.dynamo_servers import Proxy, Server, client, make_table
 from tests.support.dynamo_tables import NUMBERS, items
 
 S0_RECORDS = [

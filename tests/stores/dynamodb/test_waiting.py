@@ -11,18 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate import (
-    Concurrency,
-    Denied,
-    Gate,
-    Window,
-)
+from headgate import Concurrency, Denied, Gate, Window
 from headgate.stores.dynamodb import DynamoStore
 from headgate.testing import FakeClock
-from tests.support.dynamo_servers import (
-    Fault,
-    Proxy,
-)
+from tests.support.dynamo_servers import Fault, Proxy
 from tests.support.dynamo_tables import ON_ANY, sometimes
 from tests.support.waiting import until
 from tests.support.workers import Child, children
