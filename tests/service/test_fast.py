@@ -250,15 +250,15 @@ def headers_of(*more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def test_only_headers_that_say_all_there_is_to_know_are_known_by_their_bytes() -> None:
-    from headgate.service.fast.answers import Quick
+    from headgate.service.fast.answers import FastAnswers
 
     guard = GuardThread(MemoryStore())
-    quick = Quick(guard.guard)
+    fast = FastAnswers(guard.guard)
 
     def is_known(headers: list[tuple[bytes, bytes]], end: bytes = b"\r\n") -> bool:
         fields = end + b"".join([b"%b: %b%b" % (*header, end) for header in headers]) + b"\r\n"
-        quick.learn(fields, headers)
-        return quick.known(fields) is not None
+        fast.learn(fields, headers)
+        return fast.known(fields) is not None
 
     try:
         assert is_known(headers_of((b"connection", b"keep-alive")))
@@ -275,7 +275,7 @@ def test_only_headers_that_say_all_there_is_to_know_are_known_by_their_bytes() -
         for number in range(3000):  # who sends others each time costs no memory
             assert is_known(headers_of((b"x-request-id", b"%d" % number)))
         assert not is_known(headers_of((b"host", b"example.com")))
-        assert len(quick._fields) <= 512
+        assert len(fast._fields) <= 512
     finally:
         guard.stop()
 
@@ -344,7 +344,7 @@ def statuses(port: int, pieces: list[bytes], patience: float) -> list[str]:
 
 def test_whatever_a_client_sends_is_answered_as_uvicorn_alone_would() -> None:
     gates = "[gates.wide]\nlimits = [{ window = 1000000, per = '1m', name = 'rpm' }]"
-    quick = GuardThread(MemoryStore(), gates, any_gate=False)
+    fast = GuardThread(MemoryStore(), gates, any_gate=False)
     plain = GuardThread(MemoryStore(), gates, any_gate=False, http="httptools")
     try:
         chance = random.Random(int(os.environ.get("SEED", "1")))
@@ -353,11 +353,11 @@ def test_whatever_a_client_sends_is_answered_as_uvicorn_alone_would() -> None:
             for patience in (0.1, 3.0):
                 expected = statuses(plain.port, pieces, patience)
                 # The second time, what is in it has been seen before.
-                answered = [statuses(quick.port, pieces, patience) for _ in range(2)]
+                answered = [statuses(fast.port, pieces, patience) for _ in range(2)]
                 if answered == [expected, expected]:
                     break  # else one of them may only have been slow
             else:
                 pytest.fail(f"{pieces}: {answered}, not {expected}")
     finally:
-        quick.stop()
+        fast.stop()
         plain.stop()

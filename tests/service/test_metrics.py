@@ -235,13 +235,13 @@ def test_overshoot_between_two_scrapes_is_counted_by_any_look_even_if_it_is_over
 def test_nothing_is_listened_to_until_somebody_asks_for_metrics() -> None:
     guard = GuardThread(MemoryStore(), GATES)
     try:
-        assert guard.guard.listeners == []
+        assert guard.guard.answer_listeners == []
         sinks = len(events._sinks)
         asyncio.run(metrics_of(guard.guard).scrape())
-        assert len(guard.guard.listeners) == len(guard.guard.lookers) == 1
+        assert len(guard.guard.answer_listeners) == len(guard.guard.usage_listeners) == 1
         assert len(events._sinks) == sinks + 1
         metrics_of(guard.guard).close()
-        assert guard.guard.listeners == guard.guard.lookers == []
+        assert guard.guard.answer_listeners == guard.guard.usage_listeners == []
         assert len(events._sinks) == sinks
     finally:
         guard.stop()

@@ -83,7 +83,7 @@ def gate_of(*limits: Any, clock: FakeClock | None = None, **more: Any) -> AsyncG
 
 def twin_of(app: GateMiddleware) -> Gate:
     """The gate that the middleware asks, for looking at."""
-    return Gate("api", app._gate._policy.limits, store=app._gate._store)
+    return Gate("api", app._gate.policy.limits, store=app._gate.store)
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -236,7 +236,7 @@ def test_a_store_that_is_away_is_answered_with_503_and_when_to_come_again() -> N
         client = await ask(GateMiddleware(hello, gate))
         assert client.status == 503
         assert client.headers["retry-after"] == "1"
-        gate._store.close()
+        gate.store.close()
 
     asyncio.run(main())
 

@@ -1,13 +1,13 @@
-"""A gate that is asked on behalf of others, by a guard: what any of them holds is on record under an id.
+"""A gate that a guard asks on behalf of its clients: every permit is on record under an id.
 
-An answer can be lost on its way out of the process, and whoever holds a permit may come back to another process than the
-one that gave it. So every ask is remembered by its id, and renewing, settling and ending take the id alone.
+An answer can be lost between the guard and its client, and a client may renew or release a permit at another guard than
+the one that granted it. So every ask is remembered by its id, and renewing, settling and ending take the id alone.
 """
 
 from __future__ import annotations
 
 from ..errors import Denied, LeaseLost, StoreUnavailable
-from ..kernel.commands import Extend, Release, Stand
+from ..kernel.commands import Cancel, Extend, Release, Stand
 from ..kernel.flows import denied, granted
 from ..kernel.model import NEVER, SECOND, Refusal, Wait
 from ..stores.base import DIGITS, checked
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..kernel.commands import Command, Granted
+    from ..kernel.commands import Command, Granted, Peek
+    from ..kernel.model import Holder, Snapshot, Usage, Waiter
     from ..kernel.plan import Policy
     from ..stores.base import AtOnce, Store
     from .aio import AsyncGate
     from .base import Cost, Key
 
 
-class Desk:
-    """Where others ask one gate. Durations are in seconds."""
+class ServedGate:
+    """One gate as a guard serves it. Durations are in seconds.
+
+    An operation has two parts, so that commands of several requests can share a round trip: `…_command` checks the input
+    and makes the command, `resolve_…` turns the store's reply into a result. `ask`, `release` and `renew` send one command
+    and resolve its reply.
+    """
 
     def __init__(self, gate: AsyncGate) -> None:
         self.gate = gate
@@ -40,17 +46,26 @@ class Desk:
 
     @property
     def policy(self) -> Policy:
-        """What the gate asks for now; a source of values may change it."""
+        """The policy in force; a source of limit values may replace it."""
         return self.gate._policy
 
     @property
+    def refreshed(self) -> frozenset[str]:
+        """The names of the limits whose values come from a source."""
+        return frozenset(self.gate._sources)
+
+    @property
     def away(self) -> bool:
-        """Whether the store could not be reached a moment ago."""
+        """Whether the last command could not reach the store."""
         return self.gate._outage.away
+
+    def store_failed(self, error: StoreUnavailable) -> None:
+        """Record that the store could not be reached, for a caller that sends its commands by itself."""
+        self.gate._outage.began(error)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def asking(
+    def ask_command(
         self,
         cost: Cost = 1,
         key: Key | None = None,
@@ -60,13 +75,13 @@ class Desk:
         id: str | None = None,
         wait: float = 0.0,
     ) -> Stand:
-        """The command of an ask that waits for at most so many seconds. Raises InvalidInput where it makes no sense."""
+        """The command of an ask that waits for at most `wait` seconds. Raises InvalidInput."""
         gate = self.gate
         plan = gate._plan_for(cost, key, priority)
         if holder is not None:
             checked_holder(holder)
         length = plan.lease if lease is None else gate._lease_for(plan, lease)
-        stand = Stand(plan, self._called(id), holder, length, session=gate._store.session, remembered=True)
+        stand = Stand(plan, self._identify(id), holder, length, session=gate._store.session, remembered=True)
         stand.fresh = id is None and not gate._can.remote
         if plan.policy.waiting == "promise":
             stand.latest = min(round(wait * SECOND), NEVER if gate._max_delay is None else gate._max_delay)
@@ -74,42 +89,48 @@ class Desk:
             stand.waits = wait > 0
         return stand
 
-    def alike(self, stand: Stand) -> Stand:
-        """The same ask as one that had no id, by somebody else."""
-        other = Stand(stand.plan, self._called(None), stand.holder, stand.lease, session=stand.session, remembered=True)
+    def ask_like(self, stand: Stand) -> Stand:
+        """The same ask under another new id, for an ask whose client gave none."""
+        other = Stand(
+            stand.plan, self._identify(None), stand.holder, stand.lease, session=stand.session, remembered=True
+        )
         other.fresh, other.waits, other.latest = stand.fresh, stand.waits, stand.latest
         return other
 
-    def reserving(
+    def reserve_command(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> Stand:
         """The command of an ask for a promised time. Raises InvalidInput on a gate that has a line."""
         gate = self.gate
         plan, _ = gate._reservable(cost, key, priority, id)
         latest = NEVER if gate._max_delay is None else gate._max_delay
-        return Stand(plan, self._called(id), remembered=True, latest=latest)
+        return Stand(plan, self._identify(id), remembered=True, latest=latest)
 
-    def _called(self, id: str | None) -> str:
-        """Ids made here do not tell their key, as a gate's own do: all are on record."""
+    def _identify(self, id: str | None) -> str:
+        """The client's id, or a new one. New ids do not name their key, unlike a gate's own: all are on record."""
         if id is None:
             return f"{self.gate._store.session}-{str(next(numbers)).zfill(DIGITS)}"
         self.gate._keeper.withdraw(id)
         return id
 
-    def ending(
+    def release_command(
         self, id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
     ) -> Release:
         """The command that ends a permit. `cost` is what it really cost."""
         return self.gate._release_of(id, outcome, retry_after, cost)
 
-    def renewing(self, id: str, lease: float | None = None) -> Extend:
-        """The command that renews a lease; its length is the gate's own where none is given."""
+    def renew_command(self, id: str, lease: float | None = None) -> Extend:
+        """The command that renews a lease, by the gate's own length where `lease` is None."""
         return self.gate._extension_of(id, lease)
 
-    # --- deciding -----------------------------------------------------------------------------------------------------
+    def peek_command(self, key: Key | None = None) -> Peek:
+        """The command that looks at the gate; with a key, also at the limits by that key."""
+        return self.gate._peek_key(key)
 
-    def now(self, command: Command) -> Any:
-        """The reply of a store that need not be waited for, or its error; None where it has to be waited for."""
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def decide_now(self, command: Command) -> Any:
+        """The reply, or its error, where the store can decide without blocking the event loop; else None."""
         gate = self.gate
         store = gate._store
         if gate._can.instant:
@@ -123,8 +144,8 @@ class Desk:
             gate._outage.began(error)
             return error
 
-    def answered(self, stand: Stand, reply: Any) -> Granted | Wait:
-        """What the reply to an ask comes to, whether the store was there or not. Raises Denied."""
+    def resolve_ask(self, stand: Stand, reply: Any) -> Granted | Wait:
+        """The grant, or the `Wait` of an ask that cannot go now. Raises Denied."""
         if reply.__class__ is tuple or reply.__class__ is Wait:
             return reply
         if isinstance(reply, StoreUnavailable):
@@ -133,7 +154,7 @@ class Desk:
         return granted(stand.plan, reply)
 
     async def ask(self, stand: Stand) -> Granted | Wait:
-        """The grant, or how long it would take: then a ticket stands in line, if the ask waits. Raises Denied."""
+        """The grant, or a `Wait`; then its ticket stands in line if the ask waits. Raises Denied."""
         gate = self.gate
         try:
             try:
@@ -146,10 +167,13 @@ class Desk:
         return reply if reply.__class__ is Wait else granted(stand.plan, reply)
 
     async def wait(self, stand: Stand, seconds: float, reply: Wait) -> Granted:
-        """The grant of one who stands in line. Raises Denied when the time is over. Cancelling it leaves nothing behind."""
+        """The grant of a ticket that stands in line. Raises Denied after `seconds`.
+
+        Cancelling it takes the ticket out of the line.
+        """
         gate = self.gate
         told = (True, stand.lease, stand.holder)
-        # Where another task may have decided meanwhile, a call may have been missed: such a one asks again.
+        # In other stores the ticket may have been called before this process listens for it, so the flow asks again.
         known = reply if gate._can.instant or gate._can.remote else None
         try:
             grant: Granted = await gate._drive(
@@ -160,11 +184,11 @@ class Desk:
         return grant
 
     def refusal(self, stand: Stand, reply: Wait, waited: float | None = None) -> Denied:
-        """What is raised for one who cannot go now; `waited` is the seconds since the reply of one who stood in line."""
+        """The error of an ask that cannot go now; `waited` is the seconds that its ticket has stood in line."""
         return denied(stand.plan, reply, None if waited is None else round(waited * SECOND))
 
     def _without_store(self, stand: Stand, error: StoreUnavailable) -> Granted:
-        """What the gate was told to do while its store is away; a fence of 0 says that nothing is on record."""
+        """What `on_store_error` makes of an ask while the store is away. A fence of 0: nothing is on record."""
         plan = stand.plan
         permit = self.gate._while_away(plan, stand.id, (True, stand.lease, stand.holder), error, renew=False)
         if isinstance(permit, Wait | Refusal):
@@ -172,20 +196,38 @@ class Desk:
         grant: Granted = permit._grant
         return (0, 0, 0, False) if permit._state == UNTRACKED else grant
 
-    async def end(self, command: Release) -> bool:
-        """Whether there was something to end."""
-        if (reply := self.now(command)) is None:
+    # --- leaving the line -----------------------------------------------------------------------------------------------
+
+    def detach(self, id: str) -> bool:
+        """End the wait for a ticket in this process. The ticket stays in line, for a later request under its id."""
+        return self.gate._keeper.send_away(self.name, id)
+
+    async def cancel(self, id: str) -> None:
+        """Take a ticket out of the line, in the background where the store cannot be reached."""
+        gate, command = self.gate, Cancel(self.policy, id)
+        try:
+            await gate._run(command)
+        except BaseException as error:
+            gate._keeper.undo(command)
+            if not isinstance(error, StoreUnavailable):
+                raise
+
+    # --- ending and renewing --------------------------------------------------------------------------------------------
+
+    async def release(self, command: Release) -> bool:
+        """Whether there was a permit to end."""
+        if (reply := self.decide_now(command)) is None:
             try:
                 reply = await self.gate._run(command)
             except StoreUnavailable as error:
                 reply = error
-        return self.ended(command, reply)
+        return self.resolve_release(command, reply)
 
-    def ended(self, command: Release, reply: Any) -> bool:
-        """What the reply to a release comes to."""
+    def resolve_release(self, command: Release, reply: Any) -> bool:
+        """Whether there was a permit to end; True where the store is away and the release is sent later."""
         if not isinstance(reply, StoreUnavailable):
             return not checked(reply).lost
-        # It would come back by itself; telling it later is better than failing work that is done.
+        # The lease would expire by itself; sending the release later is better than failing work that is done.
         gate = self.gate
         if (mine := gate._outage._local) is not None:
             store, policy = mine
@@ -195,63 +237,88 @@ class Desk:
         gate._keeper.later(command)
         return True
 
+    async def give_back(self, id: str) -> None:
+        """End a grant as `unsent` that could not be delivered to its client."""
+        await self.release(Release(self.policy, id, "unsent"))
+
+    def give_back_later(self, id: str) -> None:
+        """End an undelivered grant as `unsent`, in the background."""
+        self.gate._keeper.later(Release(self.policy, id, "unsent"))
+
     async def renew(self, command: Extend) -> tuple[int, int]:
         """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
-        return self.renewed(command, await self.gate._run(command))
+        return self.resolve_renewal(command, await self.gate._run(command))
 
-    def renewed(self, command: Extend, pulse: Any) -> tuple[int, int]:
+    def resolve_renewal(self, command: Extend, pulse: Any) -> tuple[int, int]:
+        """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
         checked(pulse)
         expires = pulse.expires[command.id]
         if not expires:
             raise LeaseLost(f"gate {self.name!r}: the lease of permit {command.id!r} had already ended")
         return pulse.now, expires
 
-    def leave(self, id: str) -> bool:
-        """Send away the one who waits here under an id; the ticket stays, for whoever comes again with that id."""
-        return self.gate._keeper.send_away(self.name, id)
+    # --- what a look shows ----------------------------------------------------------------------------------------------
 
-    async def undo(self, id: str) -> None:
-        """A grant that never reached anybody is given back."""
-        await self.end(Release(self.policy, id, "unsent"))
+    def usage_of(self, snapshot: Snapshot) -> Usage:
+        return self.gate._usage_of(snapshot)
+
+    def holders_of(self, snapshot: Snapshot) -> list[Holder]:
+        return self.gate._holders_of(snapshot)
+
+    def waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
+        return self.gate._waiters_of(snapshot)
 
 
-async def decide_all(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
+async def decide_all(asked: Sequence[tuple[ServedGate, Command]]) -> list[Any]:
     """Decide commands on many gates, one round trip per store. An error takes the place of a reply."""
-    if len({id(desk.gate._store) for desk in {desk for desk, _ in asked}}) == 1:
+    if len({id(served.gate._store) for served in {served for served, _ in asked}}) == 1:
         return await _decide(asked)
     replies: list[Any] = [None] * len(asked)
     by_store: dict[int, list[int]] = {}
-    for place, (desk, _) in enumerate(asked):
-        by_store.setdefault(id(desk.gate._store), []).append(place)
+    for place, (served, _) in enumerate(asked):
+        by_store.setdefault(id(served.gate._store), []).append(place)
     for places in by_store.values():
         for place, reply in zip(places, await _decide([asked[place] for place in places]), strict=True):
             replies[place] = reply
     return replies
 
 
-async def _decide(asked: Sequence[tuple[Desk, Command]]) -> list[Any]:
-    """The same for one store."""
-    desk = asked[0][0]
-    store = desk.gate._store
-    commands = [command for _, command in asked]
+async def _decide(asked: Sequence[tuple[ServedGate, Command]]) -> list[Any]:
+    """Decide commands on gates of one store; what could not be sent is decided as each gate's `on_store_error` says."""
+    served = asked[0][0]
     try:
-        # The first gate of a store finds out for all whether it is there.
-        desk.gate._outage.check()
-        found = store.execute(commands) if store.capabilities.instant else await store.aexecute(commands)
-        desk.gate._outage.ended()
+        return await execute_on(served.store, served, [command for _, command in asked])
+    except StoreUnavailable as error:
+        return [_without_store(*one, error) for one in asked]
+
+
+async def execute_on(store: Store, served: ServedGate | None, commands: Sequence[Command]) -> list[Any]:
+    """Decide commands in one round trip to their store. Raises StoreUnavailable.
+
+    `served` is one of the gates on that store, whose outage stands for all of them: while it is away, one batch in half a
+    second tries the store and the others fail immediately. None: always try.
+    """
+    if served is None:
+        return await store.aexecute(commands)
+    outage = served.gate._outage
+    outage.check()
+    try:
+        replies = store.execute(commands) if store.capabilities.instant else await store.aexecute(commands)
     except StoreUnavailable as error:
         if error.outage and not error.decided:
-            desk.gate._outage.began(error)
-        found = [_alone(*one, error) for one in asked]
-    return found
+            outage.began(error)
+        raise
+    outage.ended()
+    return replies
 
 
-def _alone(desk: Desk, command: Command, error: StoreUnavailable) -> Any:
+def _without_store(served: ServedGate, command: Command, error: StoreUnavailable) -> Any:
+    """What takes the place of a reply that the store could not give."""
     if isinstance(command, Stand):
         try:
-            return desk._without_store(command, error)
+            return served._without_store(command, error)
         except Exception as refused:
             return refused
     if isinstance(command, Release):
-        desk.gate._keeper.later(command)
+        served.gate._keeper.later(command)
     return error

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 JSON: list[Header] = [(b"content-type", b"application/json")]
 
-#: Seconds for which what is left of a gate, as it was looked up, is told again.
+#: Seconds for which a `RateLimit` header is repeated before the gate's usage is read again.
 FRESH = 0.1
 
 
@@ -62,59 +62,57 @@ def usage_field(usages: Iterable[LimitUsage]) -> bytes:
     return ", ".join(items).encode()
 
 
-class Left:
-    """What is left of gates, for `RateLimit` on grants.
+class RemainingHeaders:
+    """A cache of `RateLimit` headers: what is left of each gate.
 
-    A look costs more than a decision, so there is one for a gate in 100 ms, and the others are told the same. Limits by a
-    key are told to those alone whose key was looked at.
+    Reading the usage of a gate costs more than a decision, so it is read at most once in 100 ms per gate, for one key. An
+    answer for another key has the limits that are not by a key.
     """
 
-    __slots__ = ("_looked", "_told", "_whole")
+    __slots__ = ("_cache", "_on_usage", "_with_policy")
 
-    def __init__(self, looked: Callable[[Usage], Usage] | None = None) -> None:
-        #: Told of every look.
-        self._looked = looked
-        #: Gate → until when it is told, of which key, the headers for that key, and for others.
-        self._told: dict[str, tuple[float, Mapping[str, str] | None, list[Header], list[Header]]] = {}
-        #: The headers of the last answer: of the policy, of what is left, and both.
-        self._whole: tuple[list[Header], list[Header], list[Header]] = ([], [], [])
+    def __init__(self, on_usage: Callable[[Usage], Usage] | None = None) -> None:
+        #: Called with every usage that is read.
+        self._on_usage = on_usage
+        #: Gate → until when it is fresh, the key it was read for, the headers for that key, and those for others.
+        self._cache: dict[str, tuple[float, Mapping[str, str] | None, list[Header], list[Header]]] = {}
+        #: The headers that `with_policy` was last called with, and both together.
+        self._with_policy: tuple[list[Header], list[Header], list[Header]] = ([], [], [])
 
-    def known(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header] | None:
-        """What was looked up a moment ago; None where somebody has to look."""
-        until, whose, mine, all_ = self._told.get(gate, _NOTHING)
-        return None if monotonic() >= until else mine if whose == key else all_
+    def cached(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header] | None:
+        """The headers, if they were read less than 100 ms ago; None where `fetch` has to read them."""
+        until, whose, mine, others = self._cache.get(gate, _NOTHING)
+        return None if monotonic() >= until else mine if whose == key else others
 
-    def last(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header]:
-        """What was looked up last, however long ago."""
-        _, whose, mine, all_ = self._told.get(gate, _NOTHING)
-        return mine if whose == key else all_
+    def latest(self, gate: str, key: Mapping[str, str] | None = None) -> list[Header]:
+        """The headers that were read last, however long ago."""
+        _, whose, mine, others = self._cache.get(gate, _NOTHING)
+        return mine if whose == key else others
 
-    def whole(self, policy: Policy, left: list[Header]) -> list[Header]:
-        """The headers of a grant; the same list as before, where they are the same."""
-        made = policy_header(policy)
-        of_policy, was_left, both = self._whole
-        if of_policy is not made or was_left is not left:
-            both = made + left
-            self._whole = (made, left, both)
+    def with_policy(self, policy: Policy, remaining: list[Header]) -> list[Header]:
+        """The headers of a grant; the same list as last time where they are the same, so that its bytes can be cached."""
+        of_policy = policy_header(policy)
+        last_policy, last_remaining, both = self._with_policy
+        if last_policy is not of_policy or last_remaining is not remaining:
+            both = of_policy + remaining
+            self._with_policy = (of_policy, remaining, both)
         return both
 
-    async def headers(
-        self, gate: AsyncUsage, key: Mapping[str, str] | None = None, fresh: float = FRESH
-    ) -> list[Header]:
-        """None at all while the store is away."""
-        if (told := self.known(gate.name, key)) is not None:
-            return told
-        now, all_ = monotonic(), self._told.get(gate.name, _NOTHING)[3]
-        self._told[gate.name] = (now + fresh, None, all_, all_)  # who comes meanwhile need not look as well
+    async def fetch(self, gate: AsyncUsage, key: Mapping[str, str] | None = None, fresh: float = FRESH) -> list[Header]:
+        """The headers, from the cache or read now; none while the store is away."""
+        if (cached := self.cached(gate.name, key)) is not None:
+            return cached
+        now, others = monotonic(), self._cache.get(gate.name, _NOTHING)[3]
+        self._cache[gate.name] = (now + fresh, None, others, others)  # requests that come meanwhile do not read as well
         try:
             usage = await gate.usage(key or None)
         except HeadgateError:
             return []
-        if self._looked is not None:
-            self._looked(usage)
+        if self._on_usage is not None:
+            self._on_usage(usage)
         rows = [row for row in usage.limits if "@" not in row.name]
-        mine, all_ = _header(rows), _header([row for row in rows if row.key is None])
-        self._told[gate.name] = (now + fresh, key, mine, all_)
+        mine, others = _header(rows), _header([row for row in rows if row.key is None])
+        self._cache[gate.name] = (now + fresh, key, mine, others)
         return mine
 
 
@@ -129,7 +127,7 @@ _made: dict[str, list[Header]] = {}
 
 
 def policy_header(policy: Policy) -> list[Header]:
-    """The headers of an answer in JSON for a gate; made once for each version of it."""
+    """The headers of a JSON answer for a gate; made once per version of its policy."""
     made = _made.get(policy.fingerprint)
     if made is None:
         if len(_made) >= 1000:
@@ -139,7 +137,7 @@ def policy_header(policy: Policy) -> list[Header]:
 
 
 def with_limit(problem: Problem, policy: Policy, error: Denied) -> Problem:
-    """A refusal with the headers that say of which limit, and when there is room again."""
+    """Add the headers to a refusal that name the limit and say when it has room again."""
     problem.headers.append((b"ratelimit-policy", policy_field(policy.limits)))
     if error.limit is not None and error.retry_after is not None:
         problem.headers.append((b"ratelimit", f'"{error.limit}";r=0;t={ceil(error.retry_after)}'.encode()))

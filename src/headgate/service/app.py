@@ -1,6 +1,6 @@
-"""The guard as an ASGI application: finds the route, checks who asks, and answers every error as problem details.
+"""The guard as an ASGI application: finds the route, checks the token, and answers every error as problem details.
 
-Pure ASGI 3 and nothing between: a framework would take longer for its own work than the decision takes.
+Pure ASGI 3: a framework would take longer for its own work than a decision takes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..errors import HeadgateError
-from ..gate.served import Desk
-from ..http.headers import Left
+from ..gate.served import ServedGate
+from ..http.headers import RemainingHeaders
 from ..http.problems import Problem, problem_of
 from .caps import Caps
 from .log import log
 from .observe.stream import sampler_of
 from .routes.table import ROUTES
-from .web import Gone, Request, encode
+from .web import Disconnected, Request, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from ..gate.gates import Gates
     from ..kernel.model import Usage
     from .audit import Audit
+    from .routes.long_poll import LongPoll
     from .routes.table import Route
     from .tokens import Bearer, Tokens
     from .web import Receive, Response, Scope, Send
 
-#: Where the parts of a path lead: a part, or "*" for any; "" at its end has the routes by method.
-Tree = dict[str, "Any"]
+#: The parts of paths as nested dicts: a part, or "*" for any; "\0" at the end of a path has its routes by method.
+RouteTree = dict[str, "Any"]
+
+#: The index of each count in the tally of a gate.
+TALLY_INDEX = {"granted": 0, "refused": 1, "rate_limited": 2}
 
 
-#: Where the tally of a gate has what.
-PLACES = {"granted": 0, "refused": 1, "rate_limited": 2}
-
-
-def _planted(routes: tuple[Route, ...]) -> Tree:
-    tree: Tree = {}
+def _tree_of(routes: tuple[Route, ...]) -> RouteTree:
+    tree: RouteTree = {}
     for route in routes:
         node = tree
         for part in route.pattern.split("/")[1:]:
@@ -49,7 +49,7 @@ def _planted(routes: tuple[Route, ...]) -> Tree:
 
 
 class Guard:
-    """Gates as a service. `tokens` None: whoever can connect may do everything, which is for loopback only."""
+    """Gates as a service. `tokens` None: every client that can connect may do everything; for loopback only."""
 
     def __init__(
         self, gates: Gates, tokens: Tokens | None, settings: Serve, audit: Audit, any_gate: bool = False
@@ -60,54 +60,54 @@ class Guard:
         self.audit = audit
         self.any_gate = any_gate
         self.caps = Caps(settings)
-        self.left = Left(self.looked)
+        self.remaining = RemainingHeaders(self.note_usage)
         self.closing = False
-        #: Whoever is to be told when the guard goes down: each has a `send_away`.
+        #: Open requests that wait (long polls, streams of wakes): each has a `send_away` for when the guard shuts down.
         self.waiting: set[Any] = set()
-        #: Those who wait, or may come again for their place, by gate and the id that they gave.
-        self.own: dict[tuple[str, str], Any] = {}
-        #: Told of every answer: the gate, what became of it (granted, refused, or the outcome of a release), and the
-        #: seconds that it waited, and the command that it was.
-        self.listeners: list[Callable[[str, str, float, Any], None]] = []
-        #: Told what every look at a gate found, whatever it was for.
-        self.lookers: list[Callable[[Usage], None]] = []
-        self._desks: dict[str, Desk] = {}
-        self._tree = _planted(ROUTES)
-        #: For what other parts keep for as long as the guard runs: `guard.state["metrics"]`.
+        #: Long polls under an id of the client's own, by gate and id; one that timed out stays while its ticket does.
+        self.polls_by_id: dict[tuple[str, str], LongPoll] = {}
+        #: Called for every answer: the gate, the result (granted, refused, or the outcome of a release), the seconds that
+        #: it waited, and its command.
+        self.answer_listeners: list[Callable[[str, str, float, Any], None]] = []
+        #: Called with every usage of a gate that a request or the sampler reads.
+        self.usage_listeners: list[Callable[[Usage], None]] = []
+        self._served: dict[str, ServedGate] = {}
+        self._tree = _tree_of(ROUTES)
+        #: What other modules keep for as long as the guard runs, as in `guard.state["metrics"]`.
         self.state: dict[str, Any] = {}
-        #: Gate → granted, refused, and reported as refused by the upstream, since the guard began.
+        #: Gate → counts since the guard began: see TALLY_INDEX.
         self._tally: dict[str, list[int]] = self.state.setdefault("tally", {})
 
-    def desk(self, name: str) -> Desk:
+    def served(self, name: str) -> ServedGate:
         """A gate by name. Raises UnknownGate."""
-        desk = self._desks.get(name)
-        if desk is None:
-            desk = self._desks[name] = Desk(self.gates.async_gate(name))
-        return desk
+        served = self._served.get(name)
+        if served is None:
+            served = self._served[name] = ServedGate(self.gates.async_gate(name))
+        return served
 
-    def count(self, gate: str, what: str, waited: float = 0.0, command: Any = None) -> None:
-        """One more was granted, refused, or released with an outcome."""
-        place = PLACES.get(what)
-        if place is not None:
+    def count(self, gate: str, result: str, waited: float = 0.0, command: Any = None) -> None:
+        """Count an answer: granted, refused, or a release with its outcome."""
+        index = TALLY_INDEX.get(result)
+        if index is not None:
             tally = self._tally.get(gate)
             if tally is None:
                 tally = self._tally[gate] = [0, 0, 0]
-            tally[place] += 1
-        for listener in self.listeners:
-            listener(gate, what, waited, command)
+            tally[index] += 1
+        for listener in self.answer_listeners:
+            listener(gate, result, waited, command)
 
-    def granted(self, gate: str, commands: list[Any]) -> None:
-        """So many were granted at once."""
-        if self.listeners:
+    def count_granted(self, gate: str, commands: list[Any]) -> None:
+        """Count the asks of one gate that a batch granted."""
+        if self.answer_listeners:
             for command in commands:
                 self.count(gate, "granted", 0.0, command)
         else:
-            self._tally.setdefault(gate, [0, 0, 0])[PLACES["granted"]] += len(commands)
+            self._tally.setdefault(gate, [0, 0, 0])[TALLY_INDEX["granted"]] += len(commands)
 
-    def looked(self, usage: Usage) -> Usage:
-        """Somebody looked at a gate."""
-        for looker in self.lookers:
-            looker(usage)
+    def note_usage(self, usage: Usage) -> Usage:
+        """Pass a usage that was read to the listeners, and return it."""
+        for listener in self.usage_listeners:
+            listener(usage)
         return usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +118,7 @@ class Guard:
             route, params = self._route(scope)
             request = Request(scope, receive, send, params, self.bearer(scope, route.scope))
             answer = await route.handler(self, request)
-        except Gone:
+        except Disconnected:
             return
         except Exception as error:
             answer = self.failure(error, scope["path"])
@@ -155,7 +155,7 @@ class Guard:
 
     def _route(self, scope: Scope) -> tuple[Route, dict[str, str]]:
         path: str = scope["path"]
-        node: Tree | None = self._tree
+        node: RouteTree | None = self._tree
         values = []
         for part in path.split("/")[1:] if b"%" not in scope["raw_path"] else _split(scope["raw_path"]):
             found = node.get(part)  # type: ignore[union-attr]
@@ -177,7 +177,7 @@ class Guard:
         return route, dict(zip(route.names, values, strict=True)) if values else {}
 
     def bearer(self, scope: Scope, needed: str | None) -> Bearer | None:
-        """Who asks. Raises Problem where that is nobody we know, or one who may not."""
+        """The holder of the request's token. Raises Problem for a token that is unknown or lacks the scope `needed`."""
         tokens = self.tokens
         if tokens is None:
             self._check_origin(scope)
@@ -202,7 +202,7 @@ class Guard:
         raise problem
 
     def _check_origin(self, scope: Scope) -> None:
-        """Without tokens only this machine may ask, and that means its programs, not every page in its browser."""
+        """Without tokens only programs on this machine may ask. Pages in its browser may not: their origin is another."""
         for name, value in scope["headers"]:
             if name == b"host" and not is_own(value):
                 detail = f"this guard has no tokens and answers to localhost only, not to {str(value, 'latin-1')!r}"
@@ -211,10 +211,10 @@ class Guard:
                 raise Problem(403, "forbidden", "a page of another origin may not ask a guard that has no tokens")
 
     def close(self) -> None:
-        """Send away those who wait: they are told to come again, and keep their place where they gave an id."""
+        """End every open request that waits. Clients retry, and those that gave an id keep their place in the line."""
         self.closing = True
-        for waiter in list(self.waiting):
-            waiter.send_away()
+        for request in list(self.waiting):
+            request.send_away()
 
 
 def response_of(problem: Problem) -> Response:
@@ -223,14 +223,14 @@ def response_of(problem: Problem) -> Response:
 
 @lru_cache(64)
 def is_own(authority: bytes) -> bool:
-    """Whether a host with a port or without one is this machine, for itself alone."""
+    """Whether an authority, with a port or without, is a loopback address or name."""
     text = str(authority, "latin-1")
     host, _, port = text.rpartition(":")
     return is_loopback(host if port.isdecimal() and host else text)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's own, for itself alone."""
+    """Whether an address or name is loopback."""
     from ipaddress import ip_address
 
     if host.lower() in ("localhost", "localhost."):
@@ -242,7 +242,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _split(raw: bytes) -> list[str]:
-    """The parts of a path in which a part may hold an escaped slash."""
+    """The unescaped parts of a path; an escaped slash does not end a part."""
     from urllib.parse import unquote_to_bytes
 
     try:

@@ -1,4 +1,4 @@
-"""What one guard takes on: who comes beyond it is refused at once, so that those inside are served."""
+"""Limits of one guard: waiters, wait time and distinct keys. Requests beyond them are refused immediately."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config.serve import Serve
 
-#: Seconds after which a key that nobody asked for is no longer counted, and up to twice as many.
+#: Seconds for which a key counts after its last ask, at least; at most twice as many.
 KEYS_FOR = 600.0
 
 
 class Caps:
-    """How much is taken on at this moment."""
+    """What counts towards the limits of one guard at this moment."""
 
     __slots__ = ("_keys", "_older", "_turn_at", "settings", "waiters")
 
     def __init__(self, settings: Serve) -> None:
         self.settings = settings
-        #: How many wait at this moment.
+        #: Requests that wait for their turn.
         self.waiters = 0
-        # Two generations: a key is counted for ten to twenty minutes, and nothing has to be looked through.
+        # Two generations of keys, so that dropping old ones takes no scan: a key counts for ten to twenty minutes.
         self._keys: set[tuple[str, str]] = set()
         self._older: set[tuple[str, str]] = set()
         self._turn_at = monotonic() + KEYS_FOR
 
-    def crowded(self) -> Problem | None:
-        """Why nobody more may wait, if so: whoever comes then goes at once or is refused at once."""
+    def full(self) -> Problem | None:
+        """The refusal of a further waiter, or None where one more may wait."""
         if self.waiters < self.settings.max_waiters:
             return None
         return Problem(
@@ -39,18 +39,17 @@ class Caps:
             retry_after=1.0,
         )
 
-    def wait(self, seconds: float) -> float:
-        """A wait that is allowed. Raises Problem for a longer one."""
+    def check_wait(self, seconds: float) -> None:
+        """Raises Problem for a wait that is too long."""
         if seconds > self.settings.max_wait:
             raise Problem(
                 422,
                 "invalid-input",
                 f"wait is at most {self.settings.max_wait:g} seconds here; ask again with the same id to wait for longer",
             )
-        return seconds
 
-    def key(self, gate: str, lane: str) -> None:
-        """Somebody asks for a key. Raises Problem where it is new and there are too many."""
+    def check_key(self, gate: str, lane: str) -> None:
+        """Count a key. Raises Problem where it is new and there are too many."""
         if (gate, lane) in self._keys:
             return
         if (now := monotonic()) >= self._turn_at:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
-from ..http.headers import FRESH, Left, policy_field, with_limit
+from ..http.headers import FRESH, RemainingHeaders, policy_field, with_limit
 from ..http.problems import problem_of
 from ..http.report import REFUSALS
 from ..kernel.plan import KEY_ALPHABET
@@ -21,12 +21,11 @@ from .web import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from typing import Any
 
     from ..gate import AsyncPermit
     from ..gate.base import Cost, Duration
-    from ..kernel.limits import Limit
     from .web import Receive, Scope, Send
 
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -44,11 +43,6 @@ KEPT = 65_536
 
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
 _OUTCOMES = {status: REFUSALS[status] for status in (429, 503, 504)}
-
-
-def at_the_boundary(limits: Iterable[Limit]) -> list[Limit]:
-    """The same limits without slack: here the gate itself counts, and nothing is delayed between it and the counting."""
-    return [limit.with_slack(0) for limit in limits]
 
 
 def key_value(value: str, secret: bool = False) -> str:
@@ -103,8 +97,8 @@ class GateMiddleware:
         if not isinstance(gate, AsyncGate):
             raise InvalidInput(f"the middleware needs an AsyncGate, since it runs on an event loop, not {gate!r}")
         self._app = app
-        self._gate = _twin(gate)
-        self._keys = self._gate._policy.keys
+        self._gate = gate.at_boundary()
+        self._keys = self._gate.policy.keys
         if self._keys and key is None:
             raise InvalidInput(
                 f"gate {gate.name!r} has limits by {', '.join(self._keys)}; say where that is in a request: "
@@ -118,8 +112,8 @@ class GateMiddleware:
         self._key = from_header(key) if isinstance(key, str) else key
         self._cost, self._priority, self._holder = cost, priority, holder
         self._wait, self._exempt = wait, frozenset(exempt)
-        self._left, self._fresh = Left(), 0.0 if remaining else FRESH
-        self._policy = (b"ratelimit-policy", policy_field(self._gate._policy.limits))
+        self._remaining, self._fresh = RemainingHeaders(), 0.0 if remaining else FRESH
+        self._policy = (b"ratelimit-policy", policy_field(self._gate.policy.limits))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._exempt:
@@ -141,7 +135,7 @@ class GateMiddleware:
         except BaseException:
             call.close()
             raise
-        look = self._left.headers(self._gate, self._mapped(key), self._fresh)
+        look = self._remaining.fetch(self._gate, self._mapped(key), self._fresh)
         await call.run(self._app, scope, permit, [self._policy], look)
 
     def _mapped(self, key: Any) -> Mapping[str, str] | None:
@@ -170,31 +164,11 @@ class GateMiddleware:
     async def _refuse(self, send: Send, error: HeadgateError) -> None:
         problem = problem_of(error)
         if isinstance(error, Denied):
-            problem = with_limit(problem, self._gate._policy, error)
+            problem = with_limit(problem, self._gate.policy, error)
         body = encode(problem.value()).encode()
         headers = [*problem.all_headers(), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-
-def _twin(gate: AsyncGate) -> AsyncGate:
-    """The same gate, on the same state, without slack."""
-    limits = at_the_boundary(gate._policy.limits)
-    if limits == list(gate._policy.limits):
-        return gate
-    policy, outage = gate._policy, gate._outage
-    return AsyncGate(
-        gate.name,
-        limits,
-        store=gate._store,
-        waiting=policy.waiting,
-        priorities=policy.priorities or None,
-        on_store_error=f"local:{outage.share}" if outage.mode == "local" else outage.mode,
-        max_delay=None if gate._max_delay is None else gate._max_delay / 1e6,
-        patience=policy.patience / 1e6,
-        claim=policy.claim / 1e6,
-        sources=gate._sources,
-    )
 
 
 class _HungUp(Exception):

@@ -96,7 +96,7 @@ class Request:
         if message is None:
             message = await self.receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise Disconnected
         body: bytes = message.get("body", b"")
         if len(body) > most:
             raise _too_large(most)
@@ -106,7 +106,7 @@ class Request:
         while message.get("more_body"):
             message = await self.receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise Disconnected
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
@@ -146,8 +146,8 @@ class Request:
         return False
 
 
-class Gone(Exception):
-    """The client hung up: there is nobody to answer."""
+class Disconnected(Exception):
+    """The client closed the connection, so no answer can be delivered."""
 
 
 def _too_large(most: int) -> Problem:

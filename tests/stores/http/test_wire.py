@@ -13,7 +13,7 @@ import pytest
 
 from headgate import AsyncGate, Concurrency, Denied, Gate, StoreUnavailable, Window
 from headgate.errors import IdConflict
-from headgate.service.store_protocol.execute import Wire
+from headgate.service.store_protocol.execute import StoreServer
 from headgate.stores.http import HttpStore
 from headgate.stores.http.client import GuardEndpoint, Response
 from headgate.stores.http.wire import TooMany, decode, encode
@@ -211,7 +211,7 @@ class Carried:
         self.clock = FakeClock()
         self.plain, self.behind = MemoryStore(clock=self.clock), MemoryStore(clock=self.clock)
         self.told: tuple[list[Any], list[Any]] = ([], [])
-        self._wire = Wire({}, self.behind)
+        self._server = StoreServer({}, self.behind)
         self._loop = asyncio.new_event_loop()
 
     def listen(self, ticket: str) -> None:
@@ -220,7 +220,7 @@ class Carried:
 
     def execute(self, commands: list[Any], which: int = 0) -> list[Any]:
         replies = self.plain.execute(commands)
-        answer = self._wire.execute(json.loads(encode(commands, {})), lambda scope: True)
+        answer = self._server.execute(json.loads(encode(commands, {})), lambda scope: True)
         carried, seen = decode(self._loop.run_until_complete(answer), len(commands))
         assert plain(carried) == plain(replies)
         assert [type(reply) for reply in carried] == [type(reply) for reply in replies]

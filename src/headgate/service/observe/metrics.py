@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...gate.served import Desk
+    from ...gate.served import ServedGate
     from ...kernel.model import LimitUsage, Usage
     from ..app import Guard
     from ..web import Request, Response
@@ -72,15 +72,15 @@ class Metrics:
         self._before: dict[tuple[str, str], tuple[float, float]] = {}
         #: When something of a gate last turned out to cost more than was asked for: that may exceed a rate.
         self._settled: dict[str, float] = {}
-        guard.listeners.append(self.heard)
-        guard.lookers.append(self.seen)
+        guard.answer_listeners.append(self.heard)
+        guard.usage_listeners.append(self.seen)
         self._end = events.subscribe(self.values)
 
     def close(self) -> None:
         self._end()
         with suppress(ValueError):
-            self._guard.listeners.remove(self.heard)
-            self._guard.lookers.remove(self.seen)
+            self._guard.answer_listeners.remove(self.heard)
+            self._guard.usage_listeners.remove(self.seen)
 
     def _label(self, gate: str) -> str:
         return gate if gate in self._names else OTHER
@@ -118,24 +118,24 @@ class Metrics:
 
     async def scrape(self) -> str:
         guard, values = self._guard, self.values
-        desks = [guard.desk(name) for name in guard.gates]
-        peeks = [(desk, Peek(desk.policy, leases=_slots_by_key(desk))) for desk in desks]
-        asked: list[tuple[Desk, Any]] = []
+        gates = [guard.served(name) for name in guard.gates]
+        peeks = [(served, Peek(served.policy, leases=_slots_by_key(served))) for served in gates]
+        asked: list[tuple[ServedGate, Any]] = []
         values.forget("headgate_key_utilisation_max")
-        for (desk, _), snapshot in zip(peeks, await decide_all(peeks), strict=True):
+        for (served, _), snapshot in zip(peeks, await decide_all(peeks), strict=True):
             if not isinstance(snapshot, Snapshot):
-                values.add("headgate_store_errors_total", desk.name)
-                values.set("headgate_store_up", 0.0, desk.name)
+                values.add("headgate_store_errors_total", served.name)
+                values.set("headgate_store_up", 0.0, served.name)
                 continue
-            values.set("headgate_store_up", 1.0, desk.name)
-            usage = desk.gate._usage_of(snapshot)
-            values.look(guard.looked(usage))
-            asked += [(desk, peek) for peek in self._by_key(desk, snapshot)]
+            values.set("headgate_store_up", 1.0, served.name)
+            usage = served.usage_of(snapshot)
+            values.look(guard.note_usage(usage))
+            asked += [(served, peek) for peek in self._by_key(served, snapshot)]
         fullest: dict[tuple[str, str], float] = {}
-        for (desk, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
+        for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             for row in snapshot.limits if isinstance(snapshot, Snapshot) else ():
                 if row.key is not None:
-                    place = (desk.name, row.name)
+                    place = (served.name, row.name)
                     fullest[place] = max(fullest.get(place, 0.0), row.utilisation)
         for (gate, limit), utilisation in fullest.items():
             values.set("headgate_key_utilisation_max", utilisation, gate, limit)
@@ -143,18 +143,18 @@ class Metrics:
         values.set("headgate_guard_streams", float(len(guard.state.get("wakes", ()))))
         return values.text()
 
-    def _by_key(self, desk: Desk, snapshot: Snapshot) -> list[Peek]:
+    def _by_key(self, served: ServedGate, snapshot: Snapshot) -> list[Peek]:
         """Looks at the keys that may be the fullest. What was asked long ago counts for less and less."""
-        if not desk.policy.keys:
+        if not served.policy.keys:
             return []
-        asked = self._asked.get(desk.name, Counter())
-        held = Counter(",".join(f"{by}={lease[2][by]}" for by in desk.policy.keys) for lease in snapshot.leases)
+        asked = self._asked.get(served.name, Counter())
+        held = Counter(",".join(f"{by}={lease[2][by]}" for by in served.policy.keys) for lease in snapshot.leases)
         peeks = []
         for lane in {lane for counts in (asked, held) for lane, _ in counts.most_common(KEYS)}:
             key = dict(part.split("=", 1) for part in lane.split(","))
             with suppress(HeadgateError):  # of an ask that was made with another configuration
-                peeks.append(desk.gate._peek_key(key))
-        self._asked[desk.name] = Counter({lane: count // 2 for lane, count in asked.items() if count > 1})
+                peeks.append(served.peek_command(key))
+        self._asked[served.name] = Counter({lane: count // 2 for lane, count in asked.items() if count > 1})
         return peeks
 
     def seen(self, usage: Usage) -> None:
@@ -181,8 +181,8 @@ def _allowed(row: LimitUsage, used: float, limit: float) -> float:
     return max(used, limit, row.limit, row.maximum or 0.0)
 
 
-def _slots_by_key(desk: Desk) -> bool:
-    return any(limit.leased and limit.by is not None for limit in desk.policy.limits)
+def _slots_by_key(served: ServedGate) -> bool:
+    return any(limit.leased and limit.by is not None for limit in served.policy.limits)
 
 
 def metrics_of(guard: Guard) -> Metrics:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from ...gate.served import Desk
+    from ...gate.served import ServedGate
     from ...kernel.limits import Limit
     from ...kernel.model import Holder, LimitUsage, Waiter
     from ..app import Guard
@@ -166,41 +166,41 @@ class Sampler:
 
     async def _look(self, closely: bool) -> dict[str, Any]:
         """Each gate as it is told. One round trip per store, and one more where limits are by a key."""
-        desks = [self._guard.desk(name) for name in self._names()]
+        gates = [self._guard.served(name) for name in self._names()]
         peeks = []
-        for desk in desks:
-            walk = len(self._held(desk)[1]) // MANY + 1
-            peeks.append((desk, Peek(desk.policy, leases=closely and self._ticks % walk == 0, waiters=closely)))
+        for served in gates:
+            walk = len(self._held(served)[1]) // MANY + 1
+            peeks.append((served, Peek(served.policy, leases=closely and self._ticks % walk == 0, waiters=closely)))
         found: dict[str, Any] = {}
-        asked: list[tuple[Desk, Peek]] = []
-        for (desk, peek), snapshot in zip(peeks, await decide_all(peeks), strict=True):
+        asked: list[tuple[ServedGate, Peek]] = []
+        for (served, peek), snapshot in zip(peeks, await decide_all(peeks), strict=True):
             if not isinstance(snapshot, Snapshot):
-                found[desk.name] = {"name": desk.name, "error": shown(str(snapshot))}
+                found[served.name] = {"name": served.name, "error": shown(str(snapshot))}
                 continue
             if peek.leases:
-                self._holders[desk.name] = (time.monotonic(), desk.gate._holders_of(snapshot))
-            found[desk.name] = self._told(desk, snapshot)
+                self._holders[served.name] = (time.monotonic(), served.holders_of(snapshot))
+            found[served.name] = self._told(served, snapshot)
             if closely:
-                asked += [(desk, peek) for peek in self._by_key(desk, desk.gate._waiters_of(snapshot))]
-        for (desk, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
+                asked += [(served, peek) for peek in self._by_key(served, served.waiters_of(snapshot))]
+        for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             if isinstance(snapshot, Snapshot):
-                add_keys(found[desk.name], desk, snapshot)
+                add_keys(found[served.name], served, snapshot)
         for told in found.values():
             told.get("keys", []).sort(
                 key=lambda row: row["key"]
             )  # in an order that stays, so that the page stands still
         return found
 
-    def _told(self, desk: Desk, snapshot: Snapshot) -> dict[str, Any]:
-        policy = desk.policy
-        usage = self._guard.looked(desk.gate._usage_of(snapshot))
+    def _told(self, served: ServedGate, snapshot: Snapshot) -> dict[str, Any]:
+        policy = served.policy
+        usage = self._guard.note_usage(served.usage_of(snapshot))
         limits = {limit.name: limit for limit in policy.limits}
         overrides = overrides_of(snapshot)
-        listed, holders = self._held(desk)
+        listed, holders = self._held(served)
         age = time.monotonic() - listed
         slots = [row for row in usage.limits if kind_of(row.kind).leased and "@" not in row.name]
         return {
-            "name": desk.name,
+            "name": served.name,
             "mode": policy.waiting,
             "priorities": list(policy.priorities),
             "paused": None if usage.paused_until is None else {"for": usage.paused_until, "reason": usage.pause_reason},
@@ -209,30 +209,30 @@ class Sampler:
             "limits": [limit_row(row, limits, overrides) for row in usage.limits],
             "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
             "keys": [],
-            "waiters": [person(waiter) for waiter in desk.gate._waiters_of(snapshot)],
+            "waiters": [person(waiter) for waiter in served.waiters_of(snapshot)],
             "holders": [
                 person(holder, age)
-                | {"expires": max(0.0, holder.expires - age), "permit": permit_name(desk, holder.id)}
+                | {"expires": max(0.0, holder.expires - age), "permit": permit_name(served, holder.id)}
                 for holder in holders[:HOLDERS]
             ],
             "error": None,
         }
 
-    def _held(self, desk: Desk) -> tuple[float, list[Holder]]:
-        return self._holders.get(desk.name) or (time.monotonic(), [])
+    def _held(self, served: ServedGate) -> tuple[float, list[Holder]]:
+        return self._holders.get(served.name) or (time.monotonic(), [])
 
-    def _by_key(self, desk: Desk, waiters: list[Waiter]) -> list[Peek]:
+    def _by_key(self, served: ServedGate, waiters: list[Waiter]) -> list[Peek]:
         """What to look at for the limits by a key: the keys of those who hold or wait most."""
-        if not desk.policy.keys:
+        if not served.policy.keys:
             return []
         counts: Counter[tuple[tuple[str, str], ...]] = Counter()
-        people: list[Holder | Waiter] = [*self._held(desk)[1], *waiters]
+        people: list[Holder | Waiter] = [*self._held(served)[1], *waiters]
         for one in people:
             counts[tuple(sorted(one.key.items()))] += 1
         peeks = []
         for key, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:KEYS]:
             with suppress(HeadgateError):  # of an ask that was made with another configuration
-                peeks.append(desk.gate._peek_key(dict(key)))
+                peeks.append(served.peek_command(dict(key)))
         return peeks
 
 
@@ -268,8 +268,8 @@ def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -
     return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
 
-def add_keys(told: dict[str, Any], desk: Desk, snapshot: Snapshot) -> None:
-    limits = {limit.name: limit for limit in desk.policy.limits}
+def add_keys(told: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> None:
+    limits = {limit.name: limit for limit in served.policy.limits}
     overrides = overrides_of(snapshot)
     known = {(row["name"], row["key"]) for row in told["keys"]}
     for row in snapshot.limits:
@@ -287,8 +287,8 @@ def person(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
     }
 
 
-def permit_name(desk: Desk, id: str) -> str:
-    return f"{desk.name}:{id}"
+def permit_name(served: ServedGate, id: str) -> str:
+    return f"{served.name}:{id}"
 
 
 def counts_of(guard: Guard, name: str) -> tuple[int, int, int]:

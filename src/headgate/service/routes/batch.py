@@ -11,14 +11,14 @@ from ...kernel.flows import granted
 from ...kernel.model import Wait
 from ..schema import shapes
 from ..web import encode
-from .asks import asked, find_permit, permit_members, place_of, renewed_of, reserved
+from .asks import ask_command, find_permit, permit_members, place_of, renewal_of, reserve_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ...gate.served import Desk
+    from ...gate.served import ServedGate
     from ..app import Guard
     from ..web import Request, Response
 
@@ -52,13 +52,13 @@ async def batch(guard: Guard, request: Request) -> Response:
             _check(place, entry)
             before = entry
     replies = [""] * len(commands)
-    sent: list[tuple[Desk, Any]] = []
+    sent: list[tuple[ServedGate, Any]] = []
     places: list[int] = []
     before, alike = (), None
     for place, entry in enumerate(commands):
         if alike is not None and entry == before:
-            desk, command = alike
-            sent.append((desk, desk.alike(command)))
+            served, command = alike
+            sent.append((served, served.ask_like(command)))
             places.append(place)
             continue
         try:
@@ -70,19 +70,19 @@ async def batch(guard: Guard, request: Request) -> Response:
         places.append(place)
         before, alike = entry, made if len(entry) == 2 and entry["do"] == "acquire" else None
     granted: dict[str, list[Stand]] = {}
-    for place, (desk, command), reply in zip(places, sent, await decide_all(sent), strict=True):
+    for place, (served, command), reply in zip(places, sent, await decide_all(sent), strict=True):
         if reply.__class__ is tuple and commands[place]["do"] == "acquire":
-            replies[place] = f'{{"status":200,{permit_members(desk, command, reply, 0.0)}'
-            granted.setdefault(desk.name, []).append(command)
+            replies[place] = f'{{"status":200,{permit_members(served, command, reply, 0.0)}'
+            granted.setdefault(served.name, []).append(command)
             continue
         try:
-            replies[place] = _told(guard, desk, command, commands[place], reply)
+            replies[place] = _told(guard, served, command, commands[place], reply)
         except (Problem, HeadgateError) as error:
             if command.__class__ is Stand:
-                guard.count(desk.name, "refused", 0.0, command)
+                guard.count(served.name, "refused", 0.0, command)
             replies[place] = _problem(error)
     for gate, stands in granted.items():
-        guard.granted(gate, stands)
+        guard.count_granted(gate, stands)
     return 200, JSON, f'{{"replies":[{",".join(replies)}]}}'.encode()
 
 
@@ -104,34 +104,34 @@ def _check(place: int, entry: Any) -> None:
         raise
 
 
-def _command(guard: Guard, entry: dict[str, Any]) -> tuple[Desk, Any]:
+def _command(guard: Guard, entry: dict[str, Any]) -> tuple[ServedGate, Any]:
     does = entry["do"]
     if does == "acquire":
-        desk = guard.desk(entry["gate"])
-        return desk, asked(guard, desk, entry)
+        served = guard.served(entry["gate"])
+        return served, ask_command(guard, served, entry)
     if does == "reserve":
-        desk = guard.desk(entry["gate"])
-        return desk, reserved(guard, desk, entry)
-    desk, name, lease = find_permit(guard, entry["id"])
+        served = guard.served(entry["gate"])
+        return served, reserve_command(guard, served, entry)
+    served, name, lease = find_permit(guard, entry["id"])
     if does == "renew":
-        return desk, desk.renewing(name, entry.get("lease", lease))
-    return desk, desk.ending(name, entry.get("outcome", "ok"), entry.get("retry_after"), entry.get("cost"))
+        return served, served.renew_command(name, entry.get("lease", lease))
+    return served, served.release_command(name, entry.get("outcome", "ok"), entry.get("retry_after"), entry.get("cost"))
 
 
-def _told(guard: Guard, desk: Desk, command: Any, entry: dict[str, Any], reply: Any) -> str:
+def _told(guard: Guard, served: ServedGate, command: Any, entry: dict[str, Any], reply: Any) -> str:
     """The reply to one command, as JSON; for asks, where it is no grant, or a promise."""
     if isinstance(reply, BaseException):
         raise reply
     if command.__class__ is Stand:
         if reply.__class__ is Wait:
-            raise desk.refusal(command, reply)
-        place = place_of(desk, command, granted(command.plan, reply), None)
-        guard.count(desk.name, "granted", 0.0, command)
+            raise served.refusal(command, reply)
+        place = place_of(served, command, granted(command.plan, reply), None)
+        guard.count(served.name, "granted", 0.0, command)
         return encode({"status": 200, **place})
     if command.__class__ is Extend:
-        return encode({"status": 200, **renewed_of(entry["id"], *desk.renewed(command, reply))})
+        return encode({"status": 200, **renewal_of(entry["id"], *served.resolve_renewal(command, reply))})
     assert command.__class__ is Release
-    guard.count(desk.name, command.outcome, 0.0, command)
+    guard.count(served.name, command.outcome, 0.0, command)
     return encode({"status": 200, "id": entry["id"], "released": not reply.lost})
 
 

@@ -35,7 +35,7 @@ async def clear_limit(guard: Guard, request: Request) -> Response:
 
 
 async def _change(guard: Guard, request: Request, key: dict[str, str] | None, value: float | None) -> Response:
-    gate, limit = guard.desk(request.params["gate"]).gate, request.params["limit"]
+    gate, limit = guard.served(request.params["gate"]).gate, request.params["limit"]
     told = ",".join((key or {}).values()) or None
     before = {(override.limit, override.key): override.value for override in await gate.overrides()}
     if value is None:
@@ -57,7 +57,7 @@ async def pause(guard: Guard, request: Request) -> Response:
     known(request)
     body = await request.json(guard.settings.max_body)
     shapes.PAUSE.check(body)
-    gate = guard.desk(request.params["gate"]).gate
+    gate = guard.served(request.params["gate"]).gate
     reason = body.get("reason") or "paused by hand"
     await gate.pause(body["seconds"], reason)
     _told(guard, request, "pause", gate.name, seconds=body["seconds"], reason=reason)
@@ -67,7 +67,7 @@ async def pause(guard: Guard, request: Request) -> Response:
 async def resume(guard: Guard, request: Request) -> Response:
     known(request)
     shapes.NOTHING.check(await request.json(guard.settings.max_body))
-    gate = guard.desk(request.params["gate"]).gate
+    gate = guard.served(request.params["gate"]).gate
     await gate.resume()
     _told(guard, request, "resume", gate.name)
     return json_response(_paused(Usage(gate.name, (), 0)))
@@ -77,7 +77,7 @@ async def reset(guard: Guard, request: Request) -> Response:
     known(request)
     body = await request.json(guard.settings.max_body)
     shapes.RESET.check(body)
-    gate = guard.desk(request.params["gate"]).gate
+    gate = guard.served(request.params["gate"]).gate
     await gate.reset(body.get("limit"))
     _told(guard, request, "reset", gate.name, limit=body.get("limit"))
     return json_response({"gate": gate.name, "limit": body.get("limit")})

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...gate.served import Desk
+    from ...gate.served import ServedGate
     from ...kernel.model import Holder, Usage
     from ..app import Guard
     from ..web import Request, Response
@@ -55,9 +55,9 @@ def cost_of(text: str | None) -> Any:
     return costs
 
 
-def usage_of(desk: Desk, usage: Usage) -> dict[str, Any]:
+def usage_of(served: ServedGate, usage: Usage) -> dict[str, Any]:
     """A gate as clients see it. Times are seconds from now."""
-    policy, told = desk.policy, members(usage)
+    policy, told = served.policy, members(usage)
     limits = told.pop("limits")
     return {
         **told,
@@ -69,37 +69,37 @@ def usage_of(desk: Desk, usage: Usage) -> dict[str, Any]:
     }
 
 
-def holder_of(desk: Desk, holder: Holder) -> dict[str, Any]:
-    return {**plain(holder), "id": f"{desk.name}:{holder.id}"}
+def holder_of(served: ServedGate, holder: Holder) -> dict[str, Any]:
+    return {**plain(holder), "id": f"{served.name}:{holder.id}"}
 
 
 async def list_gates(guard: Guard, request: Request) -> Response:
     known(request)
     found = []
     for name in guard.gates:
-        desk = guard.desk(name)
-        found.append(usage_of(desk, guard.looked(await desk.gate.usage())))
+        served = guard.served(name)
+        found.append(usage_of(served, guard.note_usage(await served.gate.usage())))
     return json_response({"gates": found})
 
 
 async def show_gate(guard: Guard, request: Request) -> Response:
     query = known(request, "key")
-    desk = guard.desk(request.params["gate"])
-    usage = guard.looked(await desk.gate.usage(key_of(query.get("key"))))
-    overrides = plain(await desk.gate.overrides())
-    headers = [*policy_header(desk.policy), (b"ratelimit", usage_field(usage.limits))]
-    return json_response(usage_of(desk, usage) | {"overrides": overrides}, headers=headers)
+    served = guard.served(request.params["gate"])
+    usage = guard.note_usage(await served.gate.usage(key_of(query.get("key"))))
+    overrides = plain(await served.gate.overrides())
+    headers = [*policy_header(served.policy), (b"ratelimit", usage_field(usage.limits))]
+    return json_response(usage_of(served, usage) | {"overrides": overrides}, headers=headers)
 
 
 async def holders(guard: Guard, request: Request) -> Response:
     known(request)
-    desk = guard.desk(request.params["gate"])
-    found = [holder_of(desk, holder) for holder in await desk.gate.holders()]
-    return json_response({"gate": desk.name, "holders": found})
+    served = guard.served(request.params["gate"])
+    found = [holder_of(served, holder) for holder in await served.gate.holders()]
+    return json_response({"gate": served.name, "holders": found})
 
 
 async def explain(guard: Guard, request: Request) -> Response:
     query = known(request, "cost", "key", "priority")
-    desk = guard.desk(request.params["gate"])
-    found = await desk.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
-    return json_response({**plain(found), "holders": [holder_of(desk, holder) for holder in found.holders]})
+    served = guard.served(request.params["gate"])
+    found = await served.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
+    return json_response({**plain(found), "holders": [holder_of(served, holder) for holder in found.holders]})

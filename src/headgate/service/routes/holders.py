@@ -25,13 +25,13 @@ async def end_lease(guard: Guard, request: Request) -> Response:
     outcome = known(request, "outcome").get("outcome", "error")
     if outcome not in UNANSWERED:
         raise Problem(400, "bad-query", f"outcome must be one of {', '.join(UNANSWERED)}, not {outcome!r:.80}")
-    desk, id = guard.desk(request.params["gate"]), request.params["id"]
+    served, id = guard.served(request.params["gate"]), request.params["id"]
     gate, _, name = id.partition(":")
-    if gate != desk.name or not name:
-        raise Problem(404, "not-found", f"{id!r:.120} is no id of a holder of {desk.name}; /holders lists them")
-    released = await desk.gate.release(name, outcome)
+    if gate != served.name or not name:
+        raise Problem(404, "not-found", f"{id!r:.120} is no id of a holder of {served.name}; /holders lists them")
+    released = await served.gate.release(name, outcome)
     client = request.scope.get("client")
     guard.audit.tell(
-        "release", desk.name, request.bearer, client[0] if client else "", id=id, outcome=outcome, released=released
+        "release", served.name, request.bearer, client[0] if client else "", id=id, outcome=outcome, released=released
     )
     return json_response({"id": id, "released": released})

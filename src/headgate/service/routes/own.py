@@ -29,13 +29,13 @@ async def readyz(guard: Guard, request: Request) -> Response:
         raise Problem(503, "shutting-down", "this guard is shutting down", retry_after=1.0)
     looked: set[int] = set()
     for name in guard.gates:
-        desk = guard.desk(name)
-        if id(desk.store) in looked:
+        served = guard.served(name)
+        if id(served.store) in looked:
             continue
-        looked.add(id(desk.store))
+        looked.add(id(served.store))
         try:
             async with asyncio.timeout(PATIENCE):
-                await desk.gate.usage()
+                await served.gate.usage()
         except (HeadgateError, TimeoutError) as error:
             detail = f"the store of gate {name!r} does not answer: {str(error) or 'it takes too long'}"
             raise Problem(503, "store-unavailable", detail, retry_after=1.0) from None

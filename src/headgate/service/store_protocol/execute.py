@@ -1,7 +1,7 @@
-"""`POST /v1/execute`: what the `http://` store of other processes sends, read by one who trusts nobody, and decided.
+"""`POST /v1/execute`: commands of other processes' `http://` stores, checked in full and decided on the guard's gates.
 
-The form itself is in `stores/http_wire.py`. The guard's own gates are authoritative: a client's policy is compared with
-the guard's, decided by the guard's, and refused with the difference where there is one.
+The encoding is in `stores/http/wire.py`. The guard's own gates are authoritative: a client's policy is compared with the
+guard's; where they are the same the guard's decides, else the command is refused with the difference.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from time import monotonic
 
 from ...errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
 from ...gate.base import widened
+from ...gate.served import execute_on
 from ...http.headers import JSON
 from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
 from ...kernel.model import NEVER, SECOND, Ended, Refusal, Wait
@@ -17,14 +18,14 @@ from ...kernel.plan import Policy
 from ...stores import open_store
 from ...stores.http.wire import VERSION, TooMany, answer
 from ..schema.shapes import Field, Shape, wrong
-from .read import Reading, is_whole
+from .read import RequestReader, is_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ...gate.base import BaseGate
+    from ...gate.served import ServedGate
     from ...kernel.commands import Command
     from ...kernel.limits import Limit
     from ...stores.base import Comparing, Store
@@ -38,40 +39,42 @@ LARGEST_BODY = 8 * 1024 * 1024
 #: Commands in one request; the client sends 256 at most, and a heartbeat is one.
 MOST_COMMANDS = 1024
 
-#: Tickets whose wait is timed; one of a process that died stays among them.
+#: The most tickets whose wait is timed; that of a process that died stays among them.
 MOST_STANDING = 100_000
 
-#: Policies that are known to be the guard's own, by their fingerprint.
+#: The most client policies that are cached as equal to the guard's, by their fingerprint.
 KNOWN = 1024
 
 
-class Wire:
-    """Decides requests of http stores on the gates of one guard.
+class StoreServer:
+    """Decides the requests of `http://` stores on the gates of one guard.
 
-    `spare` is the store for gates that the guard's file does not name, where those are let in.
+    `fallback` is the store of gates that the guard's file does not name; None: those are refused.
     """
 
-    def __init__(self, gates: Mapping[str, BaseGate], spare: Store | None = None, caps: Caps | None = None) -> None:
+    def __init__(
+        self, gates: Mapping[str, ServedGate], fallback: Store | None = None, caps: Caps | None = None
+    ) -> None:
         self.gates = gates
-        self._spare = spare
+        self._fallback = fallback
         self.caps = caps
         self._known: dict[str, tuple[Policy, Policy]] = {}
-        #: Since when the tickets of clients stand in line, as far as they came by here.
+        #: Ticket → since when it stands in line (monotonic seconds), where its ask came through this guard.
         self.standing: dict[str, float] = {}
 
     def stores(self) -> list[Store]:
         """Every store that a command may go to, once each."""
-        stores = [gate._store for gate in self.gates.values()]
-        if self._spare is not None:
-            stores.append(self._spare)
+        stores = [served.store for served in self.gates.values()]
+        if self._fallback is not None:
+            stores.append(self._fallback)
         return list({id(store): store for store in stores}.values())
 
     def store_of(self, gate: str) -> Store:
         found = self.gates.get(gate)
         if found is not None:
-            return found._store
-        if self._spare is not None:
-            return self._spare
+            return found.store
+        if self._fallback is not None:
+            return self._fallback
         raise self._unknown(gate)
 
     def _unknown(self, gate: str) -> UnknownGate:
@@ -82,29 +85,29 @@ class Wire:
 
     async def execute(
         self,
-        told: Mapping[str, Any],
+        body: Mapping[str, Any],
         allows: Callable[[str], bool],
-        heard: Callable[[Command, Any], None] | None = None,
+        on_reply: Callable[[Command, Any], None] | None = None,
     ) -> bytes:
-        """The answer to a request of the right shape (`EXECUTE`).
+        """The answer to a request whose body was checked by `EXECUTE`.
 
-        `allows` says whether its token has a scope; `heard` is told each command with its reply.
+        `allows` says whether its token has a scope; `on_reply` is called with each command and its reply.
         """
-        reading = Reading(self, told.get("policies"), allows)
+        reader = RequestReader(self, body.get("policies"), allows)
         commands: list[Any] = []
-        for row in told["commands"]:
+        for row in body["commands"]:
             try:
-                commands.append(reading.command(row))
+                commands.append(reader.command(row))
             except HeadgateError as error:
                 commands.append(error)
             except (TypeError, ValueError, LookupError, AttributeError) as error:
                 commands.append(InvalidInput(f"a command is not well formed: {type(error).__name__}: {error}"))
-        self._hear(told.get("seen"))
+        self._note_seen(body.get("seen"))
         replies = await self._decide(commands)
-        if heard is not None:
+        if on_reply is not None:
             for command, reply in zip(commands, replies, strict=True):
                 if not isinstance(command, HeadgateError):
-                    heard(command, reply)
+                    on_reply(command, reply)
         return answer(replies, self._seen({command.gate for command in commands if not isinstance(command, Exception)}))
 
     async def _decide(self, commands: list[Any]) -> list[Any]:
@@ -115,26 +118,19 @@ class Wire:
                 store = self.store_of(command.gate)
                 by_store.setdefault(id(store), (store, []))[1].append(at)
         for store, places in by_store.values():
-            # The first gate of a store finds out for all whether it is there.
-            gate = self.gates.get(commands[places[0]].gate)
             try:
-                if gate is not None:
-                    gate._outage.check()
-                found = await store.aexecute([commands[at] for at in places])
-                if gate is not None:
-                    gate._outage.ended()
+                served = self.gates.get(commands[places[0]].gate)
+                found = await execute_on(store, served, [commands[at] for at in places])
             except StoreUnavailable as error:
-                if gate is not None and not error.decided:
-                    gate._outage.began(error)
                 found = [error] * len(places)
             for at, reply in zip(places, found, strict=True):
                 replies[at] = reply
         if self.caps is not None:
-            await self._send_away(commands, replies, self.caps.settings.max_waiters)
+            await self._cancel_beyond(commands, replies, self.caps.settings.max_waiters)
         return replies
 
-    async def _send_away(self, commands: list[Any], replies: list[Any], most: int) -> None:
-        """Who came to stand behind as many as the guard takes is taken out of the line again."""
+    async def _cancel_beyond(self, commands: list[Any], replies: list[Any], most: int) -> None:
+        """Cancel the tickets that came to stand behind as many as the guard takes."""
         for at, reply in enumerate(replies):
             if (
                 isinstance(reply, Wait)
@@ -146,10 +142,10 @@ class Wire:
                 await self.store_of(stand.gate).aexecute([Cancel(stand.plan.policy, stand.id)])
                 replies[at] = TooMany(f"gate {stand.gate!r}: {most} wait already, and this guard takes no more")
 
-    # --- how far gates have come ------------------------------------------------------------------------------------
+    # --- sequence numbers of gates ----------------------------------------------------------------------------------
 
-    def _hear(self, seen: Any) -> None:
-        """What clients have seen of gates: a store that is behind that has lost state."""
+    def _note_seen(self, seen: Any) -> None:
+        """Pass on the sequence numbers that a client has seen: a store that is behind one has lost state."""
         for gate, number in (seen or {}).items():
             try:
                 store = self.store_of(gate)
@@ -172,11 +168,11 @@ class Wire:
 
     def policy(self, fingerprint: Any, spec: Any) -> Policy:
         """The guard's own policy for one that a client names. Raises ConfigError with the difference."""
-        gate = self.gates.get(spec[0])
+        served = self.gates.get(spec[0])
         known = self._known.get(fingerprint)
-        if known is not None and (known[1] is known[0] if gate is None else known[1] is gate._policy):
+        if known is not None and (known[1] is known[0] if served is None else known[1] is served.policy):
             return known[1]
-        if gate is None and self._spare is None:
+        if served is None and self._fallback is None:
             raise self._unknown(str(spec[0]))
         try:
             theirs = Policy.from_spec(spec)
@@ -186,16 +182,16 @@ class Wire:
             raise InvalidInput(f"a policy is not well formed: {type(error).__name__}: {error}") from None
         if theirs.fingerprint != fingerprint:
             raise InvalidInput(f"gate {theirs.name!r}: the fingerprint of its policy is another")
-        ours = theirs if gate is None else self._same(gate, theirs)
+        ours = theirs if served is None else self._same(served, theirs)
         if len(self._known) >= KNOWN:
             self._known.clear()
         self._known[fingerprint] = (theirs, ours)
         return ours
 
-    def _same(self, gate: BaseGate, theirs: Policy) -> Policy:
-        ours = gate._policy
-        limits = tuple(widened(theirs.limits, gate.store.capabilities.clock_spread_us))
-        found = differences(ours, theirs, limits, set(gate._sources))
+    def _same(self, served: ServedGate, theirs: Policy) -> Policy:
+        ours = served.policy
+        limits = tuple(widened(theirs.limits, served.store.capabilities.clock_spread_us))
+        found = differences(ours, theirs, limits, served.refreshed)
         if found:
             raise ConfigError(
                 f"gate {ours.name!r} is another in the guard: {'; '.join(found)}. The guard's file decides: make this "
@@ -204,8 +200,8 @@ class Wire:
         return ours
 
 
-def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving: set[str]) -> list[str]:
-    """In words, what the guard's policy and a client's do not share. Values of `moving` limits may differ."""
+def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving: frozenset[str]) -> list[str]:
+    """In words, how a client's policy differs from the guard's. The values of `moving` limits may differ."""
     found = []
     if ours.waiting != theirs.waiting:
         found.append(f"it waits by {ours.waiting} there and by {theirs.waiting} here")
@@ -232,14 +228,14 @@ def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving:
 # --- the route ------------------------------------------------------------------------------------------------------
 
 
-def wire_of(guard: Guard) -> Wire:
-    """The one of a guard, made when it is first needed."""
-    wire: Wire | None = guard.state.get("wire")
-    if wire is None:
-        gates = {name: guard.desk(name).gate for name in guard.gates}
-        spare = open_store(guard.gates.config.store) if guard.any_gate else None
-        wire = guard.state["wire"] = Wire(gates, spare, guard.caps)
-    return wire
+def store_server_of(guard: Guard) -> StoreServer:
+    """The guard's `StoreServer`, made when it is first needed."""
+    server: StoreServer | None = guard.state.get("store server")
+    if server is None:
+        gates = {name: guard.served(name) for name in guard.gates}
+        fallback = open_store(guard.gates.config.store) if guard.any_gate else None
+        server = guard.state["store server"] = StoreServer(gates, fallback, guard.caps)
+    return server
 
 
 def _version(name: str, value: Any) -> None:
@@ -265,7 +261,7 @@ def _numbers(name: str, value: Any) -> None:
 
 EXECUTE = Shape(
     "Execute",
-    "What the `http://` store of a process sends: commands in the form of `stores/http_wire.py`. For people: `/v1/batch`.",
+    "What the `http://` store of a process sends: commands in the form of `stores/http/wire.py`. For people: `/v1/batch`.",
     {
         "v": Field(_version, "The version of the form.", type="integer", const=VERSION),
         "policies": Field(_rows, "The policies that commands name by number.", type="array", items={}),
@@ -291,24 +287,24 @@ EXECUTE = Shape(
 
 async def execute(guard: Guard, request: Request) -> Response:
     """`POST /v1/execute`."""
-    told = await request.json(LARGEST_BODY)
-    EXECUTE.check(told)
+    body = await request.json(LARGEST_BODY)
+    EXECUTE.check(body)
     bearer = request.bearer
     allows = bearer.scopes.__contains__ if bearer is not None else lambda scope: guard.tokens is None
 
-    def heard(command: Command, reply: Any) -> None:
+    def on_reply(command: Command, reply: Any) -> None:
         if isinstance(command, Configure | Pause | Reset):
             if not isinstance(reply, HeadgateError):
                 _audit(guard, request, command)
         else:
-            _count(guard, wire.standing, command, reply)
+            _count(guard, server.standing, command, reply)
 
-    wire = wire_of(guard)
-    return 200, JSON, await wire.execute(told, allows, heard)
+    server = store_server_of(guard)
+    return 200, JSON, await server.execute(body, allows, on_reply)
 
 
 def _count(guard: Guard, standing: dict[str, float], command: Command, reply: Any) -> None:
-    """What became of an ask or a permit, for whoever counts that."""
+    """Count what became of an ask or a permit."""
     if isinstance(command, Admit):
         since = standing.pop(command.id, None) if standing else None
         if reply.__class__ is tuple:

@@ -1,6 +1,6 @@
-"""Reading the commands of a request of the store's protocol: every number, name and amount is checked here.
+"""Reads the commands of a `POST /v1/execute`: every number, name and amount is checked here.
 
-The letters and the order of what follows them are those of `stores/http_wire.py`.
+The letters and the order of what follows them are those of `stores/http/wire.py`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...gate.base import BaseGate
+    from ...gate.served import ServedGate
     from ...kernel.commands import Command
     from ...kernel.plan import Plan, Policy
-    from .execute import Wire
+    from .execute import StoreServer
 
 #: What ids are made of: a key's alphabet, and the commas of an id that tells its keys.
 _ID = re.compile(r"[A-Za-z0-9._:@/+~=,-]{1,600}")
 _SESSION = re.compile(r"[0-9a-z][0-9a-z-]{0,31}")
 
 
-class Reading:
+class RequestReader:
     """One request: its policies, and its commands one after the other."""
 
-    def __init__(self, wire: Wire, policies: Any, allows: Callable[[str], bool]) -> None:
-        self._wire = wire
+    def __init__(self, server: StoreServer, policies: Any, allows: Callable[[str], bool]) -> None:
+        self._server = server
         self._rows = policies if isinstance(policies, list) else []
         self._policies: dict[int, Policy | HeadgateError] = {}
         self._allows = allows
@@ -54,7 +54,7 @@ class Reading:
         found = self._policies.get(number)
         if found is None:
             try:
-                found = self._wire.policy(*self._rows[number])
+                found = self._server.policy(*self._rows[number])
             except HeadgateError as error:
                 found = error
             self._policies[number] = found
@@ -63,14 +63,14 @@ class Reading:
         return found
 
     def ask(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
-        """The plan of one who asks: checked as any ask is."""
+        """The plan of an ask, checked as any ask is."""
         policy = self.policy(number)
         if costs.__class__ is not dict or key.__class__ is not dict:
             raise InvalidInput("costs and key are objects")
         return policy.plan(costs, key or None, self._class(policy, rank))
 
     def held(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
-        """The plan of one who holds a permit: it may have turned out to cost nothing."""
+        """The plan of a held permit, whose settled cost may be 0."""
         policy = self.policy(number)
         self._class(policy, rank)
         amounts = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
@@ -85,12 +85,12 @@ class Reading:
         _int("a priority's rank", rank, 0, max(0, len(names) - 1))
         return names[rank] if names else None
 
-    def gate(self, name: Any) -> BaseGate | None:
-        """The gate of a command that names no policy; None for one that only its clients know."""
+    def gate(self, name: Any) -> ServedGate | None:
+        """The gate of a command that names no policy; None for a gate that the guard's file does not name."""
         if not isinstance(name, str):
             raise InvalidInput(f"a gate is named by a text, not by {name!r}")
-        self._wire.store_of(name)
-        return self._wire.gates.get(name)
+        self._server.store_of(name)
+        return self._server.gates.get(name)
 
     # --- the commands -----------------------------------------------------------------------------------------------
 
@@ -99,9 +99,9 @@ class Reading:
         latest: Any,
     ) -> Command:  # fmt: skip
         plan = self.ask(number, rank, costs, key)
-        if plan.key and self._wire.caps is not None:
+        if plan.key and self._server.caps is not None:
             try:
-                self._wire.caps.key(plan.policy.name, plan.lane)
+                self._server.caps.check_key(plan.policy.name, plan.lane)
             except Problem as problem:
                 raise TooMany(problem.detail) from None
         if plan.lease:
@@ -174,15 +174,15 @@ class Reading:
         if value is not None:
             value = positive(f"gate {gate!r}: the limit {name!r}", value)
         if found is not None:
-            limit = found._policy.limit(name)
-            found._policy.member(name, {limit.by or "": key} if bar else None)
+            limit = found.policy.limit(name)
+            found.policy.member(name, {limit.by or "": key} if bar else None)
             if value is not None:
                 limit.checked_value(gate, value)
         return Configure(gate, str(member), value)
 
     def pause(self, gate: Any, length: Any, reason: Any) -> Command:
         self.gate(gate)
-        # A worker may pass on what an upstream told it, as it does at the end of a permit. The rest is for people.
+        # A worker may pass on a pause that an upstream asked for. Any other pause needs the scope configure.
         if not (length and str(reason).startswith("upstream: ")):
             self._need("configure")
         return Pause(gate, _int("a pause", length, 0, NEVER), str(reason)[:200])
@@ -190,22 +190,22 @@ class Reading:
     def reset(self, gate: Any, limit: Any) -> Command:
         found = self.gate(gate)
         if limit is not None and found is not None:
-            found._policy.limit(limit)
+            found.policy.limit(limit)
         return Reset(gate, limit)
 
 
 #: Letter → how a command is read, and the scope that it needs.
 _READERS: dict[str, tuple[Callable[..., Command], str]] = {
-    "a": (Reading.admit, "acquire"),
-    "e": (Reading.settle, "acquire"),
-    "r": (Reading.release, "acquire"),
-    "c": (Reading.cancel, "acquire"),
-    "n": (Reading.renew, "acquire"),
-    "t": (Reading.extend, "acquire"),
-    "u": (Reading.pause, "acquire"),
-    "p": (Reading.peek, "observe"),
-    "o": (Reading.configure, "configure"),
-    "x": (Reading.reset, "configure"),
+    "a": (RequestReader.admit, "acquire"),
+    "e": (RequestReader.settle, "acquire"),
+    "r": (RequestReader.release, "acquire"),
+    "c": (RequestReader.cancel, "acquire"),
+    "n": (RequestReader.renew, "acquire"),
+    "t": (RequestReader.extend, "acquire"),
+    "u": (RequestReader.pause, "acquire"),
+    "p": (RequestReader.peek, "observe"),
+    "o": (RequestReader.configure, "configure"),
+    "x": (RequestReader.reset, "configure"),
 }
 
 

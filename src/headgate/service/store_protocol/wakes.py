@@ -14,7 +14,7 @@ from contextlib import suppress
 from json import dumps
 
 from ..schema.shapes import Field
-from .execute import wire_of
+from .execute import store_server_of
 from .read import check_session
 
 TYPE_CHECKING = False
@@ -128,7 +128,7 @@ class _Client:
 async def wakes(guard: Guard, request: Request) -> None:
     """`GET /v1/wakes`. Answers bit by bit, for as long as the client stays and the guard is up."""
     session = check_session(request.query().get("session"))
-    streams: Wakes = guard.state.get("wakes") or guard.state.setdefault("wakes", Wakes(wire_of(guard).stores()))
+    streams: Wakes = guard.state.get("wakes") or guard.state.setdefault("wakes", Wakes(store_server_of(guard).stores()))
     loop = asyncio.get_running_loop()
     await request.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     telling = loop.create_task(_tell(streams, session, request))
