@@ -97,6 +97,7 @@ class BaseGate(Looking):
         }
         limits = widened(limits, can.clock_spread_us)
         self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **self._timings))
+        self._check_kinds()
         if max_delay is not None and waiting != "promise":
             raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
         self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
@@ -144,6 +145,19 @@ class BaseGate(Looking):
         )
 
     # --- making it -----------------------------------------------------------------------------------------------
+
+    def _check_kinds(self) -> None:
+        """Refuse a limit of a kind that the store cannot decide."""
+        known = self._can.kinds
+        if known is None:
+            return
+        for limit in self._policy.limits:
+            if limit.kind not in known:
+                raise InvalidInput(
+                    f"gate {self.name!r}: limit {limit.name!r} is of the kind {limit.kind!r}, which "
+                    f"{shown(self._store.url)} cannot decide: it has {', '.join(sorted(known))}; use one of those, or a "
+                    f"store that runs the kind's own class: memory://, sqlite:///… or dynamodb://…"
+                )
 
     def _use(self, policy: Policy) -> None:
         self._policy = policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import InvalidInput
 from .aimd import Aimd
 from .base import LARGEST, NO_LEASE, Limit, RateLimit, check_name, positive
 from .bucket import Bucket
@@ -23,8 +24,14 @@ KINDS: dict[str, type[Limit]] = {
 
 
 def from_spec(spec: Any) -> Limit:
-    """The limit that `limit.spec()` described."""
-    return KINDS[spec[0]].from_spec(spec)
+    """The limit that `limit.spec()` described. Raises InvalidInput for a kind that this process does not have."""
+    kind = KINDS.get(spec[0])
+    if kind is None:
+        raise InvalidInput(
+            f"there is no kind of limit {spec[0]!r} in this process, which has {', '.join(KINDS)}; a kind of one's own "
+            f"needs its line in headgate.limits.KINDS in every process that meets it, a guard's too"
+        )
+    return kind.from_spec(spec)
 
 
 def kind_of(name: str) -> type[Limit]:

@@ -9,6 +9,7 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
 from ..remote.jobs import AbandonedJobs, ThreadJob
 from .client import GuardEndpoint
@@ -35,12 +36,13 @@ class HttpStore:
     `$HEADGATE_TOKEN`. After `close` the next command connects again.
     """
 
-    capabilities = Capabilities(remote=True)
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         self.url = url
+        # A guard makes a limit again from the name of its kind, so that has to be one.
+        self.capabilities = Capabilities(remote=True, kinds=frozenset(KINDS))
         self._endpoint = GuardEndpoint(url, token or os.environ.get("HEADGATE_TOKEN"))
         #: Gate → its sequence number in the last reply that this process got.
         self._seen: dict[str, int] = {}

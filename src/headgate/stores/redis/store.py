@@ -17,6 +17,7 @@ from .aio import RedisLoopSender
 from .client import RedisEndpoint
 from .coalescer import NO_REPLY, GateThreadCoalescer
 from .requests import RedisRequest, RedisRequests
+from .script import KINDS
 from .threads import RedisThreadSender
 from .wake import EarlyTakes, RedisSubscriber
 
@@ -44,7 +45,12 @@ class RedisStore:
     """
 
     capabilities = Capabilities(
-        remote=True, recognises_retries=True, forwards_wakes=True, compares_seen=True, examines=True
+        remote=True,
+        recognises_retries=True,
+        forwards_wakes=True,
+        compares_seen=True,
+        examines=True,
+        kinds=frozenset(KINDS),
     )
     keeper: Any = None
     on_loss: Callable[[str], None] = staticmethod(ignore_loss)
