@@ -19,7 +19,7 @@ from benchmarks.floor import make_sqlite_floor
 from benchmarks.measure import Contender, Run, Table, measure, timing_table
 from headgate.kernel.commands import Admit, Command, Settle, Stand
 from headgate.kernel.limits import Bucket, Concurrency, Window
-from headgate.kernel.model import Wait
+from headgate.kernel.model import Grant, Wait
 from headgate.kernel.plan import Plan, Policy
 from headgate.stores.sqlite import SqliteStore
 
@@ -53,8 +53,8 @@ def two_limits_plan() -> Plan:
     return Policy("bench", [Window(ENOUGH, per="1m"), Concurrency(10**6)]).plan()
 
 
-def granted(reply: object) -> tuple[int, int, int, bool]:
-    if not isinstance(reply, tuple):
+def granted(reply: object) -> Grant:
+    if not isinstance(reply, Grant):
         raise RuntimeError(f"refused: only grants are to be timed, and this was {reply!r}")
     return reply
 
@@ -114,7 +114,7 @@ def two_limits_and_release(store: SqliteStore) -> Callable[[], object]:
 
     def operation() -> None:
         id = f"{store.session}-{next(numbers)}"
-        at, _, _, _ = granted(store.decide(Admit(plan, id, None, plan.lease)))
+        at = granted(store.decide(Admit(plan, id, None, plan.lease))).at
         store.decide(Settle(plan, at, id, "ok", False))
 
     return operation
@@ -300,7 +300,7 @@ def leases(quick: bool) -> Table:
 
         def operation() -> None:
             id = f"{store.session}-{next(numbers)}"
-            at, _, _, _ = granted(store.decide(Admit(plan, id, None, plan.lease)))
+            at = granted(store.decide(Admit(plan, id, None, plan.lease))).at
             store.decide(Settle(plan, at, id, "ok", False))
 
         return operation
@@ -352,12 +352,12 @@ def turn(store: "Store", size: int, lanes: int) -> Callable[[], object]:
 
     def release(ticket: str) -> None:
         plan = plans.pop(ticket)
-        at, _, _, _ = granted(store.decide(Stand(plan, ticket, None, plan.lease, waits=True, session=store.session)))
+        at = granted(store.decide(Stand(plan, ticket, None, plan.lease, waits=True, session=store.session))).at
         store.unlisten(ticket)
         store.decide(Settle(plan, at, ticket, "ok", False))
 
     first = policy.plan(1, {"org": "first"})
-    at, _, _, _ = granted(store.decide(Admit(first, "first", None, first.lease)))
+    at = granted(store.decide(Admit(first, "first", None, first.lease))).at
     next(numbers)
     for _ in range(size):
         stand()

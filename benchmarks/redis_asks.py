@@ -6,6 +6,7 @@ from itertools import count
 
 from headgate.kernel.commands import Stand
 from headgate.kernel.limits import Bucket, Concurrency, Limit, Window
+from headgate.kernel.model import Grant
 from headgate.kernel.plan import Plan
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Server
@@ -33,8 +34,8 @@ def stand(store: RedisStore, plan: Plan) -> Stand:
     return ask
 
 
-def granted(reply: object) -> tuple[int, int, int, bool]:
-    if not isinstance(reply, tuple):
+def granted(reply: object) -> Grant:
+    if not isinstance(reply, Grant):
         raise RuntimeError(f"refused: only grants are to be timed, and this was {reply!r}")
     return reply
 

@@ -173,7 +173,7 @@ def leases(quick: bool) -> Table:
 
         def pair() -> None:
             ask = stand(store, plan)
-            at, _, _, _ = granted(store.decide(ask))
+            at = granted(store.decide(ask)).at
             store.decide(Settle(plan, at, ask.id, "ok"))
 
         return pair
@@ -188,7 +188,7 @@ def waiters(quick: bool) -> Table:
 
     def fill(store: RedisStore, size: int) -> Operation:
         first = stand(store, plan)
-        holding = (first, granted(store.decide(first))[0])
+        holding = (first, granted(store.decide(first)).at)
         line = deque(stand(store, plan) for _ in range(size))
         execute(store, iter(line))
 
@@ -198,7 +198,7 @@ def waiters(quick: bool) -> Table:
             store.decide(Settle(plan, at, ask.id, "ok"))
             following = line.popleft()
             following.fresh = False  # it is known: it stands in line
-            holding = (following, granted(store.decide(following))[0])
+            holding = (following, granted(store.decide(following)).at)
             last = stand(store, plan)
             assert isinstance(store.decide(last), Wait)
             line.append(last)

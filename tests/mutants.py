@@ -201,7 +201,7 @@ MUTANTS = [
         "line-charges-no-asker",
         "kernel/commands/admit.py",
         "        return self._grant(records, now, steps, now)\n\n    def _grant",
-        "        return (now, 0, records.head[0], False)\n\n    def _grant",
+        "        return Grant(now, 0, records.head[0], False, 0)\n\n    def _grant",
         "whoever is called while it asks is charged",
     ),
     Mutant(

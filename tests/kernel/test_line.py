@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Gate, Window
 from headgate.kernel.commands import Cancel, Renew, Settle, Stand
-from headgate.kernel.model import Wait
+from headgate.kernel.model import Grant, Wait
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.kernel.test_limits import MS, S, bucket, slots, window
@@ -37,7 +37,7 @@ class Fleet:
         reply = self.store.decide(Stand(plan, id, None, plan.lease, waits=True, session=session))
         if isinstance(reply, Wait):
             return False
-        assert isinstance(reply, tuple), reply
+        assert isinstance(reply, Grant), reply
         self.granted[id] = reply
         self.order.append(id)
         return True
@@ -139,7 +139,7 @@ class History:
         self.told = True
         answers = [do(fleet) for fleet in self.fleets]
         # But for the fence of a grant: a store that writes no refusal down does not number it either.
-        seen = [(*answer[:2], answer[3]) if isinstance(answer, tuple) else answer for answer in answers]
+        seen = [answer._replace(fence=0) if isinstance(answer, Grant) else answer for answer in answers]
         assert all(answer == seen[0] for answer in seen), answers
         return answers[0]
 
@@ -170,7 +170,7 @@ class History:
         id = f"t{self.number}"
         command = Stand(plan, id, None, plan.lease)
         reply = self.all(lambda fleet: fleet.store.decide(command))
-        if isinstance(reply, tuple):
+        if isinstance(reply, Grant):
             self.waiting[id] = (key, rank)
             for fleet in self.fleets:
                 fleet.asks[id], fleet.granted[id] = (plan, ""), reply
@@ -452,7 +452,7 @@ def test_a_call_is_stamped_when_it_is_taken(made: Any) -> None:
     assert fleet.called("second") == ["second"]
     fleet.clock.advance("700ms")
     assert fleet.stand("second")
-    assert fleet.granted["second"][0] == fleet.clock()
+    assert fleet.granted["second"].at == fleet.clock()
     assert round(fleet.gate.explain().after * S) == 10 * S
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate import Bucket, Window
 from headgate.kernel import line
 from headgate.kernel.commands import Command, Configure, Settle, Stand
-from headgate.kernel.model import SECOND, Refusal, Wait
+from headgate.kernel.model import SECOND, Grant, Refusal, Wait
 from headgate.kernel.plan import Policy
 from headgate.kernel.records import busy
 from headgate.stores.memory import MemoryStore
@@ -80,14 +80,14 @@ def test_what_is_confirmed_in_time_lets_the_next_go_a_window_after_the_confirmat
     assert waits.check_at == first[0] + 6 * SECOND
     confirmed = served.clock.advance("0.5s")
     served.execute(
-        [Settle(plan, grant[0], ask.id, None, False) for ask, grant in zip(asks, (first, second), strict=False)]
+        [Settle(plan, grant.at, ask.id, None, False) for ask, grant in zip(asks, (first, second), strict=False)]
     )
     served.clock.set(confirmed + 5 * SECOND - 1)
     [still] = served.execute([asks[2]])
     assert still.check_at == confirmed + 5 * SECOND
     served.clock.set(confirmed + 5 * SECOND)
     [granted] = served.execute([asks[2]])
-    assert granted[0] == confirmed + 5 * SECOND
+    assert granted.at == confirmed + 5 * SECOND
 
 
 def test_a_confirmation_for_one_key_counts_while_the_timer_is_kept_for_another() -> None:
@@ -101,11 +101,11 @@ def test_a_confirmation_for_one_key_counts_while_the_timer_is_kept_for_another()
         assert isinstance(waits, Wait)
         served.clock.advance("1s" if org == "early" else "100ms")
     confirmed = served.clock()
-    served.execute([Settle(asks["late"][0].plan, granted[0], "late-0", None, False)])
+    served.execute([Settle(asks["late"][0].plan, granted.at, "late-0", None, False)])
     served.clock.set(confirmed + 5 * SECOND)
     served.execute([asks["early"][1]])
     [granted] = served.execute([asks["late"][1]])
-    assert granted[0] == confirmed + 5 * SECOND
+    assert granted.at == confirmed + 5 * SECOND
 
 
 def test_tickets_behind_others_early_confirmations_and_taken_calls_do_not_serve_the_line(
@@ -128,10 +128,10 @@ def test_tickets_behind_others_early_confirmations_and_taken_calls_do_not_serve_
         clock.advance("50ms")
         ask = Stand(plan, f"ask-{number}", waits=True, session="one")
         [reply] = store.execute([ask])
-        if isinstance(reply, tuple):
+        if isinstance(reply, Grant):
             granted += 1
             clock.advance("10ms")
-            store.execute([Settle(plan, reply[0], ask.id, None, False)])
+            store.execute([Settle(plan, reply.at, ask.id, None, False)])
     # The first to stand is looked at; the 39 behind it change nothing.
     assert (granted, served) == (20, 1)
 

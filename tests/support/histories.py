@@ -29,7 +29,7 @@ from headgate.kernel.commands import (
     Settle,
     Stand,
 )
-from headgate.kernel.model import SECOND, Ended, Snapshot, Wait
+from headgate.kernel.model import SECOND, Ended, Grant, Snapshot, Wait
 from headgate.kernel.plan import Policy
 from headgate.testing import FakeClock
 from headgate.testing.clock import START
@@ -373,8 +373,8 @@ class History:
     def _learn(self, command: Command, reply: Any) -> None:
         if isinstance(command, Admit) and not isinstance(reply, IdConflict):
             self.asks[command.id] = command
-            if isinstance(reply, tuple):
-                self.at[command.id], self.fence[command.id] = reply[0], reply[2]
+            if isinstance(reply, Grant):
+                self.at[command.id], self.fence[command.id] = reply.at, reply.fence
             if isinstance(reply, Wait) and command.waits:
                 self.standing[command.id] = command
             else:
@@ -393,7 +393,7 @@ class History:
             if not waiting:
                 break
             replies = self.run([*waiting])
-            granted = [ask for ask, reply in zip(waiting, replies, strict=True) if isinstance(reply, tuple)]
+            granted = [ask for ask, reply in zip(waiting, replies, strict=True) if isinstance(reply, Grant)]
             gone += [ask.id for ask in granted]
             self.run([self._settle(ask, "settle", "ok", 0) for ask in granted])
             self.pair.clock.advance(microseconds=700_000)

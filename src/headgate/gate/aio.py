@@ -10,7 +10,7 @@ from ..errors import Denied, HeadgateError, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
-from ..kernel.model import SECOND, Wait
+from ..kernel.model import SECOND, Grant, Wait
 from ..stores.base import checked
 from .base import ONE, BaseGate, checked_holder, ends
 from .keeper import keeper_of
@@ -228,7 +228,7 @@ class AsyncGate(BaseGate):
                 except BaseException as error:
                     self._cancel_unanswered(error, name)
                     raise
-                if first.__class__ is tuple:
+                if first.__class__ is Grant:
                     return self._permit_for(plan, first, name, told, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first
@@ -249,7 +249,7 @@ class AsyncGate(BaseGate):
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), told, error, renew)
-        return self._permit_for(plan, reply, id, told, renew) if reply.__class__ is tuple else reply
+        return self._permit_for(plan, reply, id, told, renew) if reply.__class__ is Grant else reply
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None

@@ -11,7 +11,7 @@ from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Settle, Stand, admit
 from ..kernel.flows import denied, granted
 from ..kernel.limits import Limit
-from ..kernel.model import SECOND, Ended, Wait
+from ..kernel.model import SECOND, Ended, Grant, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import declared, shown
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from ..config.sources import Refresher
-    from ..kernel.commands import Command, Granted
+    from ..kernel.commands import Command
     from ..kernel.flows import Flow, Undo
     from ..kernel.plan import Plan
     from ..stores.base import InProcess, Store
@@ -287,7 +287,7 @@ class BaseGate(Looking):
         except StoreUnavailable as error:
             told = (False, length, holder)
             return self._while_away(plan, id or self._new_id(plan), told, error, renew)
-        if reply.__class__ is not tuple:
+        if reply.__class__ is not Grant:
             return reply
         if not length:
             return hand_out(self._permit, self, plan, reply, "", NOT_LEASED)
@@ -300,7 +300,7 @@ class BaseGate(Looking):
         return permit
 
     def _permit_for(
-        self, plan: Plan, grant: Granted, id: str, told: Told, renew: bool, store: Store | None = None
+        self, plan: Plan, grant: Grant, id: str, told: Told, renew: bool, store: Store | None = None
     ) -> Any:
         permit = hand_out(self._permit, self, plan, grant, id, told)
         if store is not None:
@@ -310,21 +310,29 @@ class BaseGate(Looking):
         return permit
 
     def _while_away(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool = True) -> Any:
-        """What the gate was told to do while its store is away: raise, let pass, or use a share of its own."""
+        """A permit without the store, or the reply that is none."""
+        reply, plan, store = self._decided_here(plan, id, told, error)
+        if reply.__class__ is not Grant:
+            return reply
+        permit = self._permit_for(plan, reply, id, told, renew and store is not None, store)
+        if store is None:
+            permit._state = UNTRACKED
+        return permit
+
+    def _decided_here(self, plan: Plan, id: str, told: Told, error: StoreUnavailable) -> tuple[Any, Plan, Store | None]:
+        """What the gate was told to do while its store is away: raise, let pass, or use a share of its own.
+
+        Returns the reply, and the plan and the store that it is by; no store where it was let pass.
+        """
         away = self._outage.began(error)
         if away == "closed":
             raise error
         if away == "open":
             emit("passed_open", self.name, error=str(error))
-            permit = self._permit_for(plan, (0, 0, 0, False), id, told, renew=False)
-            permit._state = UNTRACKED
-            return permit
+            return Grant(0, 0, 0, False, 0), plan, None
         store, policy = self._outage.local(self._policy, self._keeper.shares)
         mine = policy.plan_of(plan.ref)
-        reply = store.decide(Admit(mine, id, told[2], told[1]))
-        if isinstance(reply, tuple):
-            return self._permit_for(mine, reply, id, told, renew, store)
-        return reply
+        return store.decide(Admit(mine, id, told[2], told[1])), mine, store
 
     def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
         """The store cannot be told now that a permit ends, is confirmed or settled: it is told when it is back.

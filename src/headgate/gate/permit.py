@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from ..http.report import Report
-    from ..kernel.commands import Granted
+    from ..kernel.model import Grant
     from ..kernel.plan import Plan, Policy
     from ..stores.base import Store
     from .aio import AsyncGate
@@ -37,12 +37,33 @@ _new = object.__new__
 class BasePermit:
     """One admission. Its times are the store's; what it shows is in seconds. Made by `hand_out`."""
 
-    __slots__ = ("__dict__", "__weakref__", "_finish", "_gate", "_grant", "_plan", "_state", "_store", "_told", "id")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_at",
+        "_expires",
+        "_fence",
+        "_finish",
+        "_gate",
+        "_plan",
+        "_state",
+        "_store",
+        "_told",
+        "_worth",
+        "id",
+    )
 
     _gate: BaseGate
     _store: Store
     _plan: Plan
-    _grant: Granted
+    # What the grant said.
+    #: When it was granted, in the store's time; on a promise gate when it may go.
+    _at: int
+    #: When its lease ends, in the store's time; 0 without one.
+    _expires: int
+    _fence: int
+    #: Whether a confirmation is worth its round trip.
+    _worth: bool
     _state: int
     #: Ends it with `ok` in one call where that was made ready, or says that it did not.
     _finish: Finish | None
@@ -64,12 +85,12 @@ class BasePermit:
     @property
     def fence(self) -> int:
         """Grows with every grant of a gate: hand it to a resource that should refuse an older holder's writes."""
-        return self._grant[2]
+        return self._fence
 
     @property
     def lease_expires(self) -> float | None:
         """Epoch seconds (of the store's clock) at which the lease ends unless it is renewed; None without a lease."""
-        return self._grant[1] / SECOND if self._plan.lease else None
+        return self._expires / SECOND if self._plan.lease else None
 
     # --- for the keeper -----------------------------------------------------------------------------------------
 
@@ -83,12 +104,10 @@ class BasePermit:
 
     def lease_row(self) -> tuple[Any, ...]:
         """What `Renew` needs to know of it."""
-        at, _, fence, _ = self._grant
-        return (self._plan, self.id, at, self._told[1], fence, self._told[2])
+        return (self._plan, self.id, self._at, self._told[1], self._fence, self._told[2])
 
     def lease_moved(self, expires: int) -> None:
-        at, _, fence, worth = self._grant
-        self._grant = (at, expires, fence, worth)
+        self._expires = expires
 
     def disown(self) -> None:
         """It is another process's: here it ends without telling the store."""
@@ -109,8 +128,7 @@ class BasePermit:
             return None
         self._state = ENDED
         gate._keeper.unwatch(self.id)
-        grant = self._grant
-        return call(end, self._plan, self.id, grant[0], grant[3])  # type: ignore[no-any-return]
+        return call(end, self._plan, self.id, self._at, self._worth)  # type: ignore[no-any-return]
 
     def _ending(self, outcome: str, retry_after: float | None) -> Settle | None:
         """The command that ends it, or None when the store need not know."""
@@ -128,14 +146,13 @@ class BasePermit:
             keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):
             return None
-        at, _, _, worth = self._grant
-        return Settle(plan, at, self.id, outcome, self._told[0], delay, None, self._confirmed, worth)
+        return Settle(plan, self._at, self.id, outcome, self._told[0], delay, None, self._confirmed, self._worth)
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
         told = OUTCOMES[outcome]
         if told.refunds or delay:
             return True
-        return told.answered and self._grant[3] and not self._confirmed
+        return told.answered and self._worth and not self._confirmed
 
     def _ended(self, reply: Any, outcome: str) -> bool:
         if reply.lost:
@@ -154,13 +171,13 @@ class BasePermit:
         if self._state or self._confirmed or not any(step[0].confirmable for step in self._plan.steps):
             return None
         self._finish = None
-        return Settle(self._plan, self._grant[0], self.id, None, self._told[0])
+        return Settle(self._plan, self._at, self.id, None, self._told[0])
 
     def _was_confirmed(self, reply: Any) -> None:
         if reply.at:
             self._confirmed = reply.at
         else:  # it will be, or perhaps was: the end must not tell it a second time
-            self._grant = (*self._grant[:3], False)
+            self._worth = False
 
     def _settlement(self, actual: Mapping[str, float]) -> Settle | None:
         plan = self._plan
@@ -179,7 +196,7 @@ class BasePermit:
             return None
         if self._state == ENDED:
             raise InvalidInput(f"permit {self.id!r} has ended; settle it before its block is left")
-        command = Settle(plan, self._grant[0], self.id, None, self._told[0], 0, dict(actual), self._confirmed)
+        command = Settle(plan, self._at, self.id, None, self._told[0], 0, dict(actual), self._confirmed)
         self._plan = fresh
         self._finish = None
         return command
@@ -222,13 +239,13 @@ class BasePermit:
         return f"<{type(self).__name__} {self.id or 'without id'} of gate {self.gate_name!r}, {state}>"
 
 
-def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Granted, id: str, told: Told) -> AnyPermit:
+def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id: str, told: Told) -> AnyPermit:
     """A permit for a grant. Making one through its class would cost a third of a decision more."""
     permit = _new(kind)
     permit._gate = gate
     permit._store = gate._store
     permit._plan = plan
-    permit._grant = grant
+    permit._at, permit._expires, permit._fence, permit._worth, _ = grant
     permit._state = LIVE
     permit._finish = None
     permit._told = told
@@ -274,7 +291,7 @@ class Permit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._grant[3] and not self._plan.lease:
+            if not self._worth and not self._plan.lease:
                 self._state = ENDED  # nobody needs to know
                 return True
             if (reply := self._quick_end()) is not None:
@@ -335,7 +352,7 @@ class AsyncPermit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._grant[3] and not self._plan.lease:
+            if not self._worth and not self._plan.lease:
                 self._state = ENDED  # nobody needs to know
                 return True
             if (reply := self._quick_end()) is not None:

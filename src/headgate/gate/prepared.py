@@ -89,7 +89,10 @@ def _of_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._gate = gate
         permit._store = store
         permit._plan = plan
-        permit._grant = (now, 0, seq, at < 0)
+        permit._at = now
+        permit._expires = 0
+        permit._fence = seq
+        permit._worth = at < 0
         permit._state = LIVE
         permit._finish = None
         permit._told = NOT_LEASED
@@ -142,7 +145,10 @@ def _of_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._gate = gate
         permit._store = store
         permit._plan = plan
-        permit._grant = (now, 0, seq, False)
+        permit._at = now
+        permit._expires = 0
+        permit._fence = seq
+        permit._worth = False
         permit._state = LIVE
         permit._finish = None
         permit._told = NOT_LEASED
@@ -204,7 +210,10 @@ def _of_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._gate = gate
         permit._store = store
         permit._plan = plan
-        permit._grant = (now, expires, seq, at < 0)
+        permit._at = now
+        permit._expires = expires
+        permit._fence = seq
+        permit._worth = at < 0
         permit._state = LIVE
         permit._finish = None if at else finish
         permit._told = told

@@ -9,10 +9,9 @@ from __future__ import annotations
 from ..errors import Denied, LeaseLost, StoreUnavailable
 from ..kernel.commands import Cancel, Extend, Release, Stand
 from ..kernel.flows import denied, granted
-from ..kernel.model import NEVER, SECOND, Refusal, Wait
+from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait
 from ..stores.base import DIGITS, checked
 from .base import checked_holder
-from .permit import UNTRACKED
 from .prepared import numbers
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..kernel.commands import Command, Granted, Peek
+    from ..kernel.commands import Command, Peek
     from ..kernel.model import Holder, Snapshot, Usage, Waiter
     from ..kernel.plan import Policy
     from ..stores.base import AtOnce, Store
@@ -144,16 +143,16 @@ class ServedGate:
             gate._outage.began(error)
             return error
 
-    def resolve_ask(self, stand: Stand, reply: Any) -> Granted | Wait:
+    def resolve_ask(self, stand: Stand, reply: Any) -> Grant | Wait:
         """The grant, or the `Wait` of an ask that cannot go now. Raises Denied."""
-        if reply.__class__ is tuple or reply.__class__ is Wait:
+        if reply.__class__ is Grant or reply.__class__ is Wait:
             return reply
         if isinstance(reply, StoreUnavailable):
             self.gate._cancel_unanswered(reply, stand.id)
             return self._without_store(stand, reply)
         return granted(stand.plan, reply)
 
-    async def ask(self, stand: Stand) -> Granted | Wait:
+    async def ask(self, stand: Stand) -> Grant | Wait:
         """The grant, or a `Wait`; then its ticket stands in line if the ask waits. Raises Denied."""
         gate = self.gate
         try:
@@ -166,7 +165,7 @@ class ServedGate:
             return self._without_store(stand, error)
         return reply if reply.__class__ is Wait else granted(stand.plan, reply)
 
-    async def wait(self, stand: Stand, seconds: float, reply: Wait) -> Granted:
+    async def wait(self, stand: Stand, seconds: float, reply: Wait) -> Grant:
         """The grant of a ticket that stands in line. Raises Denied after `seconds`.
 
         Cancelling it takes the ticket out of the line.
@@ -176,9 +175,7 @@ class ServedGate:
         # In other stores the ticket may have been called before this process listens for it, so the flow asks again.
         known = reply if gate._can.instant or gate._can.remote else None
         try:
-            grant: Granted = await gate._drive(
-                gate._waiting(stand.plan, stand.id, told, round(seconds * SECOND), known)
-            )
+            grant: Grant = await gate._drive(gate._waiting(stand.plan, stand.id, told, round(seconds * SECOND), known))
         except StoreUnavailable as error:
             return self._without_store(stand, error)
         return grant
@@ -187,14 +184,14 @@ class ServedGate:
         """The error of an ask that cannot go now; `waited` is the seconds that its ticket has stood in line."""
         return denied(stand.plan, reply, None if waited is None else round(waited * SECOND))
 
-    def _without_store(self, stand: Stand, error: StoreUnavailable) -> Granted:
+    def _without_store(self, stand: Stand, error: StoreUnavailable) -> Grant:
         """What `on_store_error` makes of an ask while the store is away. A fence of 0: nothing is on record."""
         plan = stand.plan
-        permit = self.gate._while_away(plan, stand.id, (True, stand.lease, stand.holder), error, renew=False)
-        if isinstance(permit, Wait | Refusal):
-            raise denied(plan, permit) from error
-        grant: Granted = permit._grant
-        return (0, 0, 0, False) if permit._state == UNTRACKED else grant
+        reply, _, _ = self.gate._decided_here(plan, stand.id, (True, stand.lease, stand.holder), error)
+        if isinstance(reply, Wait | Refusal):
+            raise denied(plan, reply) from error
+        grant: Grant = reply
+        return grant
 
     # --- leaving the line -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ..errors import Denied, HeadgateError, IdConflict, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
-from ..kernel.model import SECOND, Wait
+from ..kernel.model import SECOND, Grant, Wait
 from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
@@ -148,7 +148,7 @@ class Gate(BaseGate):
                 except BaseException as error:
                     self._cancel_unanswered(error, name)
                     raise
-                if first.__class__ is tuple:
+                if first.__class__ is Grant:
                     return self._permit_for(plan, first, name, told, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from ..errors import Denied
 from .commands import Cancel, Stand
-from .model import NEVER, SECOND, Refusal, Wait
+from .model import NEVER, SECOND, Grant, Refusal, Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-    from .commands import Command, Granted
+    from .commands import Command
     from .plan import Plan
 
     Effect = "Execute | AwaitWake | Sleep | Undo"
@@ -150,7 +150,7 @@ def _promised(
     except BaseException:
         from .commands import Settle
 
-        yield Undo(Settle(plan, grant[0], id if remembered else "", "unsent", remembered))
+        yield Undo(Settle(plan, grant.at, id if remembered else "", "unsent", remembered))
         raise
     return grant
 
@@ -161,12 +161,12 @@ def reserve(plan: Plan, id: str, remembered: bool, timeout: int | None, max_dela
     # The bound is relative, the command's is absolute in the store's time: `Stand` adds it up there.
     reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest))
     grant = granted(plan, reply)
-    return grant, max(0, grant[0] - grant[1])
+    return grant, max(0, grant.at - grant.now)
 
 
-def granted(plan: Plan, reply: Any) -> Granted:
+def granted(plan: Plan, reply: Any) -> Grant:
     """The grant, or the error that the reply stands for."""
-    if isinstance(reply, tuple):
+    if isinstance(reply, Grant):
         return reply
     if isinstance(reply, BaseException):
         raise reply

@@ -6,6 +6,7 @@ times as long.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass, field, fields, is_dataclass
 
 from ..errors import InvalidInput
@@ -13,7 +14,22 @@ from ..errors import InvalidInput
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, NamedTuple
+
+    class Grant(NamedTuple):
+        """It may go: from `at` on. Made on every decision, so by `tuple.__new__`: naming its fields takes twice as long."""
+
+        at: int
+        #: When its lease ends; 0 without one.
+        expires: int
+        #: Grows with every grant of a gate.
+        fence: int
+        #: Whether a confirmation is worth its round trip.
+        worth_confirming: bool
+        #: On a promise gate the store's time at the decision: `at - now` is how long to sleep. 0 on a line gate.
+        now: int
+else:
+    Grant = namedtuple("Grant", "at expires fence worth_confirming now")
 
 #: Later than any moment: what a limit answers when a cost can never fit.
 NEVER = 2**53
@@ -82,6 +98,10 @@ class Refusal:
     reason: str
     at: int = NEVER
     now: int = 0
+
+
+#: The answer to an ask.
+Decision = Grant | Wait | Refusal
 
 
 @dataclass(slots=True)

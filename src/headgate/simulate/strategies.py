@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ..kernel.commands import Granted
+    from ..kernel.model import Grant
     from ..kernel.plan import Plan
     from .engine import Steps
     from .fleet import Fleet, Process, Worker
@@ -188,10 +188,10 @@ class Held:
 
     __slots__ = ("at", "confirmed", "due", "fence", "id", "plan", "worth")
 
-    def __init__(self, plan: Plan, id: str, grant: Granted) -> None:
+    def __init__(self, plan: Plan, id: str, grant: Grant) -> None:
         self.plan = plan
         self.id = id
-        self.at, _, self.fence, self.worth = grant
+        self.at, _, self.fence, self.worth, _ = grant
         self.confirmed = 0
         self.due = self.at + plan.lease // 3
 

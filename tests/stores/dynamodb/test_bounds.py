@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import Bucket, Concurrency, Denied, Gate, HeadgateError, Quota, Window
+from headgate.kernel.model import Grant
 from headgate.stores.dynamodb import DynamoStore
 from headgate.stores.dynamodb import batch as dynamodb_batch
 from headgate.stores.dynamodb import writer as dynamodb_writer
@@ -85,7 +86,7 @@ def test_an_item_that_is_as_full_as_it_gets_is_taken_by_dynamodb_and_lets_releas
         Stand(plan, f"{number}", token_urlsafe(190), plan.lease, waits=True, session="p", remembered=True)
         for number in range(1770)  # some 200 bytes each
     ]
-    assert all(isinstance(reply, tuple) for reply in still.execute(asks))
+    assert all(isinstance(reply, Grant) for reply in still.execute(asks))
     held: list[Any] = []
 
     def fill() -> None:
@@ -111,7 +112,7 @@ def test_a_thousand_waiters_and_two_thousand_leases_fit_into_an_item(still: Dyna
         for number in range(3000)
     ]  # fmt: skip
     replies = still.execute(asks)
-    assert sum(isinstance(reply, tuple) for reply in replies) == 2000
+    assert sum(isinstance(reply, Grant) for reply in replies) == 2000
     assert not [reply for reply in replies if isinstance(reply, HeadgateError)]
     assert gate.usage().waiting == 1000
 

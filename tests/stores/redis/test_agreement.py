@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Window
 from headgate.kernel.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Settle, Stand
-from headgate.kernel.model import SECOND
+from headgate.kernel.model import SECOND, Grant
 from headgate.kernel.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
@@ -271,7 +271,7 @@ def test_who_waits_under_the_id_of_a_lease_takes_its_place_and_no_second_slot(
         stores.execute([Settle(plan, second[0], "b", "ok", False)])
         assert stores.core.execute([Peek(policy)])[0].waiting == 2
         taken = stores.execute([stand("c"), stand("a"), Peek(policy, leases=True)])
-        assert [isinstance(reply, tuple) for reply in taken] == [True, True, False]
+        assert [isinstance(reply, Grant) for reply in taken] == [True, True, False]
 
 
 def test_another_kind_under_an_old_name_is_the_same_error(pair: Callable[[], Pair]) -> None:

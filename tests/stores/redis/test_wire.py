@@ -25,7 +25,7 @@ from headgate.kernel.commands import (
     Settle,
     Stand,
 )
-from headgate.kernel.model import SECOND, Refusal, Wait
+from headgate.kernel.model import SECOND, Grant, Refusal, Wait
 from headgate.kernel.plan import Policy
 from headgate.kernel.records import DictRecords
 from headgate.stores.base import run
@@ -131,7 +131,7 @@ def test_a_rate_is_refused_just_before_its_moment_and_granted_at_it(twins: Any, 
         waits = [reply for reply in replies if isinstance(reply, Wait)]
         assert waits
         gate.both(waits[0].at - 1, *asks(policy, 1, begin + 100))
-        assert isinstance(gate.one(waits[0].at, *asks(policy, 1, begin + 200)), tuple)
+        assert isinstance(gate.one(waits[0].at, *asks(policy, 1, begin + 200)), Grant)
         now = waits[0].at + SECOND // 3
 
 
@@ -178,8 +178,8 @@ def test_a_call_that_needs_a_calendar_decides_nothing_until_it_has_it(twins: Any
         gate.ask_server(T, asks(policy, 2))
     assert client.keys() == []
     assert gate.ask_server(T, asks(policy, 2), known=need.value.calendars).replies == [
-        (T, 0, 1, False),
-        (T, 0, 2, True),
+        Grant(T, 0, 1, False, 0),
+        Grant(T, 0, 2, True, 0),
     ]
     assert len(gate.ask_server(T, asks(policy, 1, 2)).replies) == 1  # it stays with the gate
 
@@ -201,13 +201,13 @@ def test_slots_are_taken_ended_renewed_and_run_out(twins: Any) -> None:
             for org in "ab"
         ]
         for command, reply in zip(commands, gate.both(now, *commands), strict=True):
-            if isinstance(reply, tuple):
+            if isinstance(reply, Grant):
                 grants[command.id] = (command, reply)
         held = list(grants.items())[-4:]
-        leases = tuple((c.plan, id, r[0], c.lease, r[2], None) for id, (c, r) in held[:2])
+        leases = tuple((c.plan, id, r.at, c.lease, r.fence, None) for id, (c, r) in held[:2])
         gate.both(now + 1, Renew("slots", leases), Peek(policy, leases=True))
         for id, (command, reply) in held[2:3]:
-            gate.both(now + 2, Settle(command.plan, reply[0], id, None), Settle(command.plan, reply[0], id, "ok"))
+            gate.both(now + 2, Settle(command.plan, reply.at, id, None), Settle(command.plan, reply.at, id, "ok"))
             gate.both(now + 3, Release(policy, id, "error"), Release(policy, "nobody", "ok"))
 
 
@@ -217,7 +217,7 @@ def test_an_adaptive_limit_shrinks_once_per_congestion_and_grows_again(twins: An
     for number, outcome in enumerate(["ok"] * 6 + ["rate_limited", "overloaded", "error", "unsent"] + ["ok"] * 8):
         now = T + number * SECOND
         commands = asks(policy, 8, 8 * number)
-        granted = [(c, r) for c, r in zip(commands, gate.both(now, *commands), strict=True) if isinstance(r, tuple)]
+        granted = [(c, r) for c, r in zip(commands, gate.both(now, *commands), strict=True) if isinstance(r, Grant)]
         gate.both(now + 10, *[Settle(c.plan, r[0], c.id, outcome) for c, r in granted], Peek(policy))
 
 
@@ -229,11 +229,12 @@ def test_what_it_really_cost_is_settled_and_the_unsent_given_back(twins: Any) ->
         now = T + number * SECOND // 4
         command = Stand(policy.plan({"pu": 2 + number % 3}), f"{number}", remembered=True)
         reply = gate.one(now, command)
-        if isinstance(reply, tuple):
+        if isinstance(reply, Grant):
             actual = {"pu": [0.5, 2.0, 6.5][number % 3]} if number % 2 else None
             outcome = outcomes[number % 5]
             gate.both(
-                now + 50_000, Settle(command.plan, reply[0], command.id, outcome, True, 0, actual, worth=reply[3])
+                now + 50_000,
+                Settle(command.plan, reply.at, command.id, outcome, True, 0, actual, worth=reply.worth_confirming),
             )
         gate.both(now + 60_000, Peek(policy, plan=policy.plan({"pu": 1})))
 
@@ -274,7 +275,7 @@ def test_overrides_pauses_and_resets_take_effect_at_once(twins: Any) -> None:
     gate.both(T + 5, Reset("live"), Release(policy, "id-0", "ok"), *asks(policy, 2, 40, **key), Peek(policy))
     command, reply = asks(policy, 1, 50, **key)[0], gate.one(T + 6, *asks(policy, 1, 50, **key))
     gate.both(
-        T + 7, Settle(command.plan, reply[0], command.id, "rate_limited", True, SECOND), *asks(policy, 1, 51, **key)
+        T + 7, Settle(command.plan, reply.at, command.id, "rate_limited", True, SECOND), *asks(policy, 1, 51, **key)
     )
 
 
@@ -338,7 +339,7 @@ def test_a_bad_command_of_a_batch_is_told_so_and_the_others_stand(twins: Any) ->
     assert isinstance(replies[1], KindChanged)
     assert "reset() the gate" in str(replies[1])
     assert isinstance(replies[2], IdConflict)
-    assert isinstance(replies[3], tuple)
+    assert isinstance(replies[3], Grant)
     assert replies[5].limits[0].used == 2.0, "the one that failed on `b` was not charged on `a`"
 
 
@@ -349,8 +350,8 @@ def test_the_same_id_again_is_the_same_permit_until_a_minute_after_its_end(twins
     grant = gate.one(T, command)
     assert gate.both(T + 5, command, command) == [grant, grant]
     gate.one(T + 6, Settle(command.plan, T, command.id, "ok"))
-    assert gate.one(T + 59 * SECOND, command)[2] == grant[2], "its fence tells which permit it is"
-    assert gate.one(T + 61 * SECOND, command)[2] != grant[2]
+    assert gate.one(T + 59 * SECOND, command).fence == grant.fence, "its fence tells which permit it is"
+    assert gate.one(T + 61 * SECOND, command).fence != grant.fence
 
 
 def test_idle_states_and_ended_permits_are_forgotten_along_the_way(twins: Any, client: Any) -> None:

@@ -36,7 +36,7 @@ def test_the_event_loop_runs_on_while_another_process_writes(path: str, store: S
         return reply, gap
 
     reply, gap = asyncio.run(main())
-    assert reply[2] == 2
+    assert reply.fence == 2
     assert gap < 0.1
 
 

@@ -123,7 +123,9 @@ def test_the_log_does_not_grow_for_ever(path: str, store: SqliteStore) -> None:
 def test_a_heartbeat_renews_many_leases_in_one_command(store: SqliteStore) -> None:
     plan = Policy("g", [Concurrency(10**6, lease="10s")]).plan()
     grants = store.execute([Admit(plan, f"id-{number}", None, plan.lease) for number in range(1000)])
-    leases = tuple((plan, f"id-{number}", grant[0], plan.lease, grant[2], None) for number, grant in enumerate(grants))
+    leases = tuple(
+        (plan, f"id-{number}", grant.at, plan.lease, grant.fence, None) for number, grant in enumerate(grants)
+    )
     store.close()
     pulse = store.decide(Renew("g", leases))
     assert len(pulse.expires) == 1000

@@ -81,7 +81,7 @@ def test_a_bug_of_one_caller_is_its_own_and_leaves_nothing(path: str, store: Sql
     for thread in threads:
         thread.join()
     assert replies.count("bug") == 2
-    assert sorted(reply[2] for reply in replies if reply != "bug") == [2, 3]
+    assert sorted(reply.fence for reply in replies if reply != "bug") == [2, 3]
     with pytest.raises(ZeroDivisionError):
         store.decide(Broken())
     assert store.decide(ask())[2] == 4

@@ -1,8 +1,8 @@
 """PURE. The commands: each is a value with an `apply(now, records)` that is atomic in every store.
 
 `now` is the store's time in microseconds; `records` is the state of the one gate that the command names. A reply is a
-value: a tuple for a grant (it is made on every decision), a small frozen object for everything else, or an error, which
-the store hands back instead of raising so that one bad command does not spoil a batch.
+value: a `Decision` for an ask, a small object for everything else, or an error, which the store hands back instead of
+raising so that one bad command does not spoil a batch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from .change import Configure, Pause, Reset
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle, end
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .admit import Granted as Granted
 
 __all__ = [
     "Admit",

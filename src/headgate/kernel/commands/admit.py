@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import IdConflict, KindChanged
 from .. import line
 from ..limits import NO_LEASE
-from ..model import NEVER, Refusal, Wait
+from ..model import NEVER, Grant, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
 from ..records import QUIET, busy
 from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
@@ -14,16 +14,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..model import Decision
     from ..plan import Ref, Step, Steps
     from ..records import Records
 
-    #: at, lease expiry (0 without; on a promise gate: now), fence, whether a confirmation is worth its round trip
-    Granted = tuple[int, int, int, bool]
+#: A grant from its parts: naming them takes longer.
+_new = tuple.__new__
 
 
-def admit(
-    now: int, records: Records, plan: Plan, id: str, holder: str | None, lease: int
-) -> Granted | Wait | Refusal | Exception:
+def admit(now: int, records: Records, plan: Plan, id: str, holder: str | None, lease: int) -> Decision | Exception:
     """`Admit` without the object: what a store in this process may call directly.
 
     Decides at once where nothing but the limits matters: most gates, nearly always. The rest is `Admit._apply`, which is
@@ -60,12 +59,12 @@ def admit(
     seq += 1
     records.head = (seq, now, None)
     if not slots:
-        return (now, 0, seq, worth)
+        return _new(Grant, (now, 0, seq, worth, 0))
     expires = now + lease
     held = (plan.ref, now, seq, holder)
     for member, _ in slots:
         leases[member].put(id, held, expires)
-    return (now, expires, seq, worth)
+    return _new(Grant, (now, expires, seq, worth, 0))
 
 
 def _not_now(now: int, records: Records, plan: Plan) -> Wait:
@@ -98,12 +97,12 @@ class Admit(Command):
         self.holder = holder
         self.lease = lease
 
-    def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+    def apply(self, now: int, records: Records) -> Decision | Exception:
         if self.plain:
             return admit(now, records, self.plan, self.id, self.holder, self.lease)
         return self._apply(begin(now, records), records)
 
-    def _apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+    def _apply(self, now: int, records: Records) -> Decision | Exception:
         plan = self.plan
         if self.remembered and (known := records.space("permits").get(self.id)) is not None:
             if known[2] + REMEMBER <= now:
@@ -120,7 +119,7 @@ class Admit(Command):
                     ticket = line.adopt(records, ticket, self.session)
                 heard = line.hear(records, now, ticket.session, ticket)
             if heard or now >= meta.timer_at:
-                taken: Granted | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
+                taken: Grant | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
                 if taken is not None:
                     return taken
                 meta = line.meta_of(records)
@@ -162,12 +161,12 @@ class Admit(Command):
         ref = self.plan.ref
         return ticket.ref is ref or (ticket.ref[0] == ref[0] and same(ticket.ref, ref))
 
-    def take(self, records: Records, now: int, steps: Steps) -> Granted:
+    def take(self, records: Records, now: int, steps: Steps) -> Grant:
         """Its turn has come while it is here."""
         self._drop_own_wakes(records)
         return self._grant(records, now, steps, now)
 
-    def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Granted:
+    def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Grant:
         expires = now + self.lease if self.lease else 0
         seq = records.head[0]
         worth = charge(records, now, steps, at, (self.id, expires, (self.plan.ref, now, seq, self.holder)))
@@ -177,9 +176,9 @@ class Admit(Command):
             ends = expires or at
             permit = (self.plan.ref, at, ends, seq, bool(expires), False, worth)
             records.space("permits").put(self.id, permit, ends + REMEMBER)
-        return (at, expires, seq, worth)
+        return _new(Grant, (at, expires, seq, worth, 0))
 
-    def _again(self, now: int, known: Any) -> Granted | Exception:
+    def _again(self, now: int, known: Any) -> Grant | Exception:
         ref, at, ends, fence, leased, _, worth = known[:7]
         if not same(ref, self.plan.ref):
             return IdConflict(
@@ -187,10 +186,10 @@ class Admit(Command):
                 f"and the same id only to repeat one"
             )
         if self.plan.policy.waiting == "promise":
-            return (at, now, fence, worth)
-        return (at, ends if leased else 0, fence, worth)
+            return Grant(at, 0, fence, worth, now)
+        return Grant(at, ends if leased else 0, fence, worth, 0)
 
-    def _ticket(self, records: Records, now: int, ticket: line.Ticket) -> Granted | Wait | Exception:
+    def _ticket(self, records: Records, now: int, ticket: line.Ticket) -> Grant | Wait | Exception:
         if ticket.ref is not self.plan.ref and not same(ticket.ref, self.plan.ref):
             return self._again(now, (ticket.ref, 0, 0, 0, False, False, False))
         if ticket.called:
@@ -230,12 +229,11 @@ class Admit(Command):
         reason = "paused" if paused > now and step is None else ""
         return Wait(at, step[4] if step else None, tickets + 1, now=now, reason=reason)
 
-    def _promise(self, records: Records, now: int, steps: Steps) -> Granted | Refusal:
+    def _promise(self, records: Records, now: int, steps: Steps) -> Grant | Refusal:
         at, step = earliest(records, now, steps, max(now, busy(records)[0]))
         if at - now > self.latest:
             return Refusal(step[4] if step else None, "its time would come too late", at, now)
-        grant = self._grant(records, now, steps, at)
-        return (at, now, *grant[2:])  # there is no lease: the time of the decision stands in its place
+        return self._grant(records, now, steps, at)._replace(now=now)
 
 
 class Stand(Admit):
@@ -269,12 +267,12 @@ class Stand(Admit):
         #: The id was made for this very command, so nobody can have asked under it: whoever made it may say so.
         self.fresh = False
 
-    def apply(self, now: int, records: Records) -> Granted | Wait | Refusal | Exception:
+    def apply(self, now: int, records: Records) -> Decision | Exception:
         if records.head[2] is None and (grant := self._at_once(now, records)) is not None:
             return grant
         return self._apply(begin(now, records), records)
 
-    def _at_once(self, now: int, records: Records) -> Granted | None:
+    def _at_once(self, now: int, records: Records) -> Grant | None:
         """The grant where nothing but the limits matters, and all of them say now: the same records, sooner."""
         seq = records.head[0]
         plan, id = self.plan, self.id
@@ -291,9 +289,9 @@ class Stand(Admit):
             grant = admit(now, records, plan, id, self.holder, self.lease)
         except KindChanged:
             return None  # which `_apply` says, and counts
-        if not isinstance(grant, tuple):
+        if grant.__class__ is not Grant:
             return None
-        at, expires, fence, worth = grant
+        at, expires, fence, worth, _ = grant
         remember(records, plan.policy)
         ends = expires or at
         permits.put(id, (plan.ref, at, ends, fence, bool(expires), False, worth), ends + REMEMBER)

@@ -17,6 +17,7 @@ from http import HTTPStatus
 
 from ...errors import StoreUnavailable
 from ...http.problems import Problem
+from ...kernel.model import Grant
 from ..schema import shapes
 from ..web import is_json
 from . import routes
@@ -150,7 +151,7 @@ class FastAnswers:
             batch = self._batches[id(store)] = TurnBatch(store)
 
         def respond(reply: Any) -> None:
-            if connection.gone and reply.__class__ is tuple and command.fresh:
+            if connection.gone and reply.__class__ is Grant and command.fresh:
                 # The client does not know the id that was made for it, so it cannot ask for this grant again.
                 served.give_back_later(command.id)
                 return

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...gate.served import ServedGate
-    from ...kernel.commands import Granted, Release, Stand
+    from ...kernel.commands import Release, Stand
+    from ...kernel.model import Grant
     from ..app import Guard
     from ..web import Request, Response
 
@@ -30,19 +31,19 @@ def permit_id(served: ServedGate, stand: Stand) -> str:
     return f"{served.name}:{stand.id}"
 
 
-def permit_text(served: ServedGate, stand: Stand, grant: Granted, waited: float) -> str:
+def permit_text(served: ServedGate, stand: Stand, grant: Grant, waited: float) -> str:
     """A grant as JSON. `expires` is the store's time, so clients should go by `lease`."""
     return "{" + permit_members(served, stand, grant, waited)
 
 
-def permit_members(served: ServedGate, stand: Stand, grant: Granted, waited: float) -> str:
+def permit_members(served: ServedGate, stand: Stand, grant: Grant, waited: float) -> str:
     """The JSON of a grant without its opening brace.
 
     Names and ids have no character that JSON escapes, so it is formatted directly, in a tenth of an encoder's time.
     """
     if waited:
         waited = round(waited, 6)
-    _, expires, fence, _ = grant
+    _, expires, fence, _, _ = grant
     if not stand.lease:
         name = served.name
         return f'"id":"{name}:{stand.id}","gate":"{name}","fence":{fence},"waited":{waited!r},"lease":null,"expires":null}}'
@@ -139,8 +140,8 @@ def seconds_until(stand: Stand, reply: Any) -> float | None:
     """Seconds until a promised time, 0 for a ticket in line; None for a grant that can go now."""
     if reply.__class__ is Wait:
         return 0.0
-    if stand.plan.policy.waiting == "promise" and reply[0] > reply[1]:
-        return float(reply[0] - reply[1]) / SECOND
+    if stand.plan.policy.waiting == "promise" and reply.at > reply.now:
+        return float(reply.at - reply.now) / SECOND
     return None
 
 
@@ -173,9 +174,9 @@ def reserve_command(guard: Guard, served: ServedGate, body: dict[str, Any]) -> S
     return stand
 
 
-def place_of(served: ServedGate, stand: Stand, grant: Granted, limit: str | None) -> dict[str, Any]:
+def place_of(served: ServedGate, stand: Stand, grant: Grant, limit: str | None) -> dict[str, Any]:
     """A promised time: `delay` in whole milliseconds, rounded up, so that no client goes too early."""
-    delay = -(-max(0, grant[0] - grant[1]) // 1000)
+    delay = -(-max(0, grant.at - grant.now) // 1000)
     return {"id": permit_id(served, stand), "gate": served.name, "delay": delay, "limit": limit if delay else None}
 
 

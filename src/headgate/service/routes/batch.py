@@ -8,7 +8,7 @@ from ...http.headers import JSON
 from ...http.problems import Problem, problem_of
 from ...kernel.commands import Extend, Release, Stand
 from ...kernel.flows import granted
-from ...kernel.model import Wait
+from ...kernel.model import Grant, Wait
 from ..schema import shapes
 from ..web import encode
 from .asks import ask_command, find_permit, permit_members, place_of, renewal_of, reserve_command
@@ -71,7 +71,7 @@ async def batch(guard: Guard, request: Request) -> Response:
         before, alike = entry, made if len(entry) == 2 and entry["do"] == "acquire" else None
     granted: dict[str, list[Stand]] = {}
     for place, (served, command), reply in zip(places, sent, await decide_all(sent), strict=True):
-        if reply.__class__ is tuple and commands[place]["do"] == "acquire":
+        if reply.__class__ is Grant and commands[place]["do"] == "acquire":
             replies[place] = f'{{"status":200,{permit_members(served, command, reply, 0.0)}'
             granted.setdefault(served.name, []).append(command)
             continue

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...gate.served import ServedGate
-    from ...kernel.commands import Granted, Stand
+    from ...kernel.commands import Stand
+    from ...kernel.model import Grant
     from ..app import Guard
     from ..web import Request
 
@@ -49,7 +50,7 @@ class LongPoll:
         self._sent_away = self._superseded = self._lingering = False
         self._registered = True
 
-    async def wait(self, request: Request, seconds: float, reply: Any, delay: float) -> tuple[Granted, float]:
+    async def wait(self, request: Request, seconds: float, reply: Any, delay: float) -> tuple[Grant, float]:
         """The grant and the seconds that it took. Raises Denied, Disconnected, or Problem when the guard shuts down.
 
         `delay` is the seconds until a promised time; 0 for a ticket in line.
@@ -104,7 +105,7 @@ class LongPoll:
         """Keep the ticket in line after the time-out. A grant that comes meanwhile is kept as long, then given back."""
         self._lingering = True
 
-        def over(waiting: asyncio.Task[Granted]) -> None:
+        def over(waiting: asyncio.Task[Grant]) -> None:
             if waiting.cancelled() or waiting.exception() is not None:
                 self._unregister()
             else:
@@ -145,7 +146,7 @@ class LongPoll:
             self._waiting.cancel()
 
 
-async def _sleep(grant: Granted, delay: float) -> Granted:
+async def _sleep(grant: Grant, delay: float) -> Grant:
     await asyncio.sleep(delay)
     return grant
 

@@ -13,7 +13,7 @@ from ...gate.base import widened
 from ...gate.served import execute_on
 from ...http.headers import JSON
 from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
-from ...kernel.model import NEVER, SECOND, Ended, Refusal, Wait
+from ...kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
 from ...kernel.plan import Policy
 from ...stores import open_store
 from ...stores.http.wire import VERSION, TooMany, answer
@@ -307,7 +307,7 @@ def _count(guard: Guard, standing: dict[str, float], command: Command, reply: An
     """Count what became of an ask or a permit."""
     if isinstance(command, Admit):
         since = standing.pop(command.id, None) if standing else None
-        if reply.__class__ is tuple:
+        if reply.__class__ is Grant:
             guard.count(command.gate, "granted", 0.0 if since is None else monotonic() - since, command)
         elif isinstance(reply, Wait) and command.waits:
             if len(standing) < MOST_STANDING:

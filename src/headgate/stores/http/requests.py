@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ...kernel.commands import Command
     from .client import GuardEndpoint, Response
 
 #: Seconds before another attempt at a guard that is starting.
@@ -32,7 +33,7 @@ class GuardRequest:
         #: Gate → its sequence number in the last reply that this process got.
         self._seen = seen
         self.jobs = jobs
-        self._count = 0
+        self._commands: list[Command] = []
         self._attempts = 0
         #: The answer to an earlier attempt was lost.
         self._answer_lost = False
@@ -41,14 +42,13 @@ class GuardRequest:
         """The bytes of the request. From now on it may have reached the guard."""
         for job in self.jobs:
             job.sent = True
-        commands = [command for job in self.jobs for command in job.commands]
-        self._count = len(commands)
-        return self._endpoint.post("/v1/execute", encode(commands, self._seen))
+        self._commands = [command for job in self.jobs for command in job.commands]
+        return self._endpoint.post("/v1/execute", encode(self._commands, self._seen))
 
     def hand_out(self, response: Response) -> bool:
         """Give each job its replies. Returns whether the connection may be used again. Raises ErrorResponse."""
         try:
-            replies, seen = decode(response.checked(), self._count)
+            replies, seen = decode(response.checked(), self._commands)
         except StoreFormatError as error:
             fail_all(self.jobs, StoreFormatError(f"{self._endpoint.shown}: {error}"))
             return False

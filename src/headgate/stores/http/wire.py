@@ -20,7 +20,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
-from ...kernel.model import Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
+from ...kernel.model import Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,8 +188,14 @@ _SNAPSHOT_WRITERS: dict[str, Callable[[Any], Any]] = {
 def row(reply: Any) -> Any:
     """One reply. A grant stays the list of its four numbers."""
     kind = type(reply)
-    if kind is tuple:
-        return reply
+    if kind is Grant:
+        at, expires, fence, worth, now = reply
+        return (
+            at,
+            now or expires,
+            fence,
+            worth,
+        )  # a promise has no lease: the time of the decision stands in its place
     if kind is Ended:
         return ("e", reply.lost, reply.adapted, reply.at)
     if kind is Wait:
@@ -274,17 +280,27 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 def read_reply(raw: Any) -> Any:
     """A reply of the type that `Command.apply` returns, or an error in its place."""
-    first = raw[0]
-    return tuple(raw) if first.__class__ is int else _READERS[first](raw)
+    return _READERS[raw[0]](raw)
 
 
-def decode(body: bytes, count: int) -> tuple[list[Any], dict[str, int]]:
+def _grant(command: Any, raw: Any) -> Grant:
+    at, expires, fence, worth = raw
+    if command.plan.policy.waiting == "promise":
+        return Grant(at, 0, fence, worth, expires)
+    return Grant(at, expires, fence, worth, 0)
+
+
+def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[str, int]]:
     """The replies of an answer, and how far each gate has come. Raises StoreFormatError where it is none."""
     try:
         told = loads(body)
-        replies = [read_reply(raw) for raw in told["replies"]]
-        if told["v"] != VERSION or len(replies) != count:
-            raise ValueError(f"it is of version {told['v']}, with {len(replies)} replies to {count} commands")
+        rows = told["replies"]
+        if told["v"] != VERSION or len(rows) != len(commands):
+            raise ValueError(f"it is of version {told['v']}, with {len(rows)} replies to {len(commands)} commands")
+        replies = [
+            _grant(command, raw) if raw[0].__class__ is int else read_reply(raw)
+            for command, raw in zip(commands, rows, strict=True)
+        ]
         return replies, told["seen"]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
 from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
 from ...kernel.limits import KINDS
-from ...kernel.model import SECOND, Ended, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
+from ...kernel.model import SECOND, Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
 from .pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
@@ -292,7 +292,10 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
             replies.append(_ENDED[reply])
         elif reply[0].__class__ is int:
             at, expires, number, worth, count = reply  # so many in a row, that differ by their numbers alone
-            replies += [(at, expires, fence, worth == 1) for fence in range(number, number + count)]
+            now = 0
+            if commands[len(replies)].plan.policy.waiting == "promise":  # type: ignore[attr-defined]
+                expires, now = 0, expires  # there is no lease: the time of the decision stands in its place
+            replies += [_new(Grant, (at, expires, fence, worth == 1, now)) for fence in range(number, number + count)]
         else:
             replies.append(_READERS[_text(reply[0])](commands[len(replies)], reply))
     return Decoded(seq, raw[1], raw[2] == 1, replies)
@@ -380,6 +383,9 @@ def _snapshot(command: Any, raw: Any) -> Snapshot:
     told = dict(zip(names_of(Snapshot), raw[1:], strict=True))
     return Snapshot(**told | {name: read(command, told[name]) for name, read in _SNAPSHOT.items()})
 
+
+#: A grant from its parts: naming them takes longer.
+_new = tuple.__new__
 
 #: By the letter that a reply begins with, where it is no grant and no plain end.
 _READERS: dict[str, Callable[[Any, Any], Any]] = {

@@ -8,7 +8,7 @@ from ...errors import HeadgateError, KindChanged
 from ...gate import Gate
 from ...kernel.commands import Admit, Peek, Release
 from ...kernel.limits import Bucket, Concurrency, Window
-from ...kernel.model import SECOND, Refusal, Wait
+from ...kernel.model import SECOND, Grant, Refusal, Wait
 from .base import PATIENCE, StoreHarness
 
 
@@ -34,7 +34,7 @@ class PortTests(StoreHarness):
                 Peek(gate.policy),
             ]
         )
-        assert [isinstance(reply, tuple) for reply in replies[:6]] == [True, True, False, True, False, False]
+        assert [isinstance(reply, Grant) for reply in replies[:6]] == [True, True, False, True, False, False]
         assert isinstance(replies[2], KindChanged)
         assert isinstance(replies[4], Wait)
         assert isinstance(replies[7], tuple)

@@ -119,7 +119,7 @@ class RateTests(StoreHarness):
         [first] = self.take(gate, id="first")
         self.take(gate, id="second")
         self.clock.advance("1s")
-        again = Settle(first._plan, first._grant[0], "first", None)  # as sent when the reply to it was lost
+        again = Settle(first._plan, first._at, "first", None)  # as sent when the reply to it was lost
         replies = [*self.store.execute([again]), *self.store.execute([again])]
         assert replies[0] == replies[1]
         self.clock.advance("10s")
