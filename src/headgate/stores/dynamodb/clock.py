@@ -1,8 +1,8 @@
 """The time of a DynamoDB store: this process's steady clock, calibrated on the `Date` header of every answer.
 
-Nobody asks the machine what time of day it believes it is. A header is whole seconds, so one answer leaves the offset open
-by a second and a round trip; every further answer narrows it, one that falls beside a tick by a lot. What is used is the
-lowest offset that all answers allow: no process is ever ahead of the server, so the stamps of others narrow it as well.
+The machine's wall clock is not used. A header is whole seconds, so one answer leaves the offset open by a second and a
+round trip; every further answer narrows it, one that falls beside a tick by a lot. The offset in use is the lowest that all
+answers allow: no process is ever ahead of the server, so stamps that other processes wrote narrow it as well.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ DRIFT = 100
 #: Microseconds by which servers may disagree with each other before one of the clocks is taken to have jumped.
 DISAGREE = SECOND // 2
 
-#: A stored stamp that is further ahead than this was made by somebody whose clock is broken.
+#: A stored stamp that is further ahead than this, in microseconds, was made by a process whose clock is broken.
 FAR_AHEAD = 5 * SECOND
 
 
 def steady() -> int:
-    """Microseconds of a clock that nobody sets."""
+    """Microseconds of a monotonic clock."""
     return steady_ns() // 1000
 
 
 class ServerClock:
-    """What the server's clock says, as closely as its answers tell. Times and offsets are microseconds."""
+    """The server's clock, as closely as its answers tell. Times and offsets are microseconds."""
 
     def __init__(self, ticks: Callable[[], int] = steady) -> None:
         self._ticks = ticks
@@ -48,7 +48,7 @@ class ServerClock:
         return self._known
 
     def width(self) -> int:
-        """How much is open: how far behind the server's clock this one may be at most."""
+        """The width of the interval that the offset is in: how far behind the server's clock this one may be at most."""
         with self._lock:
             if not self._known:
                 return 1 << 62
@@ -56,7 +56,7 @@ class ServerClock:
             return high - low
 
     def now(self) -> int:
-        """Never ahead of the server, and never backwards."""
+        """The server's time; never ahead of it, and never backwards."""
         with self._lock:
             ticks = self._ticks()
             low, _ = self._bounds(ticks)
@@ -85,7 +85,7 @@ class ServerClock:
             return
         was_low, was_high = self._bounds(at)
         if low > was_high + DISAGREE or high < was_low - DISAGREE:
-            # One of the clocks has jumped. What is told now is what counts.
+            # One of the clocks has jumped: this answer replaces what was known.
             if high < was_low:
                 self._last = 0
         elif low > was_high:
@@ -97,7 +97,7 @@ class ServerClock:
         self._at, self._low, self._high = max(at, self._at), low, high
 
     def witness(self, stamp: int, received: int) -> bool:
-        """A stamp that another process left, read at a moment of the steady clock. False: it is far ahead, and refused."""
+        """Narrow the offset by another process's stamp, read at that moment. False: it is far ahead, and refused."""
         with self._lock:
             if not self._known:
                 return True

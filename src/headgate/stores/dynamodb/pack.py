@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: From so many rows on it is worth standing them in columns; and a number above this is a time, in microseconds.
+#: From so many rows on it is worth storing them by column; and a number above this is a time, in microseconds.
 MANY, A_TIME = 8, 10**14
 
 
@@ -30,8 +30,8 @@ def loads(packed: bytes) -> Any:
 def pack(space: DictSpace) -> list[Any]:
     """A space as [grid, table, rows]: the slots of a window, many rows that are alike, and the others.
 
-    A write is paid by the kilobyte. Slots lie on a grid, so what is kept of them is how many steps apart they are. In a
-    table the columns stand together, with times relative to the score, and numbers relative to the row before.
+    Slots lie on a grid, so how many steps they are apart is stored. A table is stored by column, times relative to the
+    row's score and other numbers relative to the row before.
     """
     pairs = list(space.scan())
     slots = [member for score, member in pairs if member.__class__ is int and score == member]
@@ -77,7 +77,7 @@ def _columns(rows: list[list[Any]]) -> list[Any] | None:
 
 
 def _once(column: Sequence[Any]) -> list[Any]:
-    """Entries that are equal stand there once: what is asked for is the same for thousands. And where each belongs."""
+    """The distinct entries, and for each row the number of its own: thousands of tickets ask for the same."""
     entries: list[Any] = []
     by_text: dict[str, int] = {}
     by_id: dict[int, int] = {}
@@ -109,7 +109,7 @@ def unpack(packed: Any, space: DictSpace) -> DictSpace:
         for column in columns:
             if column.__class__ is list:
                 full.append(column)
-            elif "k" in column:  # one object for all of them: the garbage collector has so much less to look through
+            elif "k" in column:  # one object for all of them, which spares the garbage collector work
                 entries, places = column["k"]
                 full.append([entries[place] for place in places])
             elif "d" in column:

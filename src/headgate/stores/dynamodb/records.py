@@ -1,15 +1,16 @@
 """The state of one gate as DynamoDB items, and as the records that commands work on.
 
-The gate's own item has its head, its line and all limits that are not by a key. What is kept under `limit|value` lies with
-it (*inline*) while there is little of it, since an item alone is half the price of a transaction; then in one item per
-value. The gate's item is written with every change, so its token stands for all of them. Items of values are read when a
-command first touches them: it is interrupted by `Missing`, and runs again with them.
+The gate's own item holds its head, its line and the state of all limits that are not by a key. State under `limit|value`
+is stored in it too (*inline*) while there is little, since writing one item is half the price of a transaction; else in one
+item per value. The gate's item is written with every change, so its token stands for all of them. Items of values are read
+when a command first touches them: it is interrupted by `Missing`, and runs again with them.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from typing import NamedTuple
 from weakref import proxy
 
 from ...errors import StoreFormatError
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from ...kernel.records import Head, Member, Score
     from .table import Item
 
-#: What the keys of our items begin with, so that they lie beside what else a table holds.
+#: What the keys of our items begin with, so that a table can hold other items as well.
 PREFIX = "headgate:"
 
 #: The format of items. One that is newer is refused.
 VERSION = 1
 
-#: How many bytes of values (before packing) may lie in the gate's own item, and how many others go with one write.
+#: How many bytes of values (before packing) are stored in the gate's own item, and how many more items go with one write.
 INLINE, WITH_ONE_WRITE = 4096, 90
 
 DAY = 86_400 * SECOND
-#: An item stays so long after it says nothing any more. A gate's own for long: it knows how far the gate had come.
+#: Microseconds for which an item stays after its state has run off. A gate's own stays long: it has the sequence number.
 KEEP_GATE, KEEP_VALUE, AT_MOST = 30 * DAY, DAY, 400 * DAY
 
 
@@ -48,7 +49,7 @@ def item_name(gate: str, value: str | None = None) -> str:
 
 
 class Missing(Exception):
-    """A command needs what is kept for these values of a key, and it has not been read."""
+    """A command needs the state of these values of a key, and their items have not been read."""
 
     def __init__(self, values: list[str]) -> None:
         super().__init__(values)
@@ -58,17 +59,27 @@ class Missing(Exception):
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
+class InlineValue(NamedTuple):
+    """A value in the gate's own item: stored as a list of three."""
+
+    #: The gate's sequence number when it was written.
+    written: int
+    #: Whether it has an item of its own as well, with an older state.
+    has_item: bool
+    packed: Any
+
+
 class ValueState:
-    """What is kept for one value of a key: the states of its limits, and their spaces."""
+    """The state of one value of a key: the states of its limits, and their spaces."""
 
     __slots__ = ("clean", "has_item", "spaces", "states")
 
     def __init__(self, has_item: bool = False) -> None:
         self.states = DictSpace()
         self.spaces: dict[str, dict[str, DictSpace]] = {kind: {} for kind in SPACES}
-        #: Whether it has an item of its own: then that must not be left with an older state.
+        #: Whether it has an item of its own, which then must be written with every change.
         self.has_item = has_item
-        #: As it was read.
+        #: Its packed state as it was read.
         self.clean: Any = {}
 
     def space(self, kind: str, member: str) -> DictSpace:
@@ -79,8 +90,8 @@ class ValueState:
         return found
 
     def forget(self, limit: str | None) -> None:
-        """One limit was reset, or all of them."""
-        # What was written before the reset is not believed any more, so it is written anew even if it comes out the same.
+        """Drop the state of one limit, or of all, after a reset."""
+        # What was written before the reset no longer counts, so the state is written again even if it comes out the same.
         self.clean = None
         for member in list(self.states):
             if limit is None or limit_of(member) == limit:
@@ -106,7 +117,7 @@ def limit_of(member: str) -> str:
 
 
 class DynamoStates(DictSpace):
-    """`records.states`: those by a key are with their value; the rest is here, and in order."""
+    """`records.states`: the states of limits by a key are with their `ValueState`, all others here, in order."""
 
     __slots__ = ("_records",)
 
@@ -133,9 +144,7 @@ class DynamoStates(DictSpace):
 
     def scan(self, since: Score = float("-inf")) -> Iterator[tuple[Any, Any]]:
         records = self._records
-        if (
-            records.resetting is not None
-        ):  # the one who walks them all is a reset: here it is the turn of those by a key
+        if records.resetting is not None:  # only a reset scans all states: reset those by a key as well
             records.reset(*records.resetting)
         return super().scan(since)
 
@@ -146,7 +155,7 @@ class DynamoStates(DictSpace):
 
 
 class DynamoSpaces(dict):  # type: ignore[type-arg]
-    """DynamoSpaces by name, made when they are first asked for; those by a key are with their value."""
+    """Spaces by name, made on first use; those of limits by a key are with their `ValueState`."""
 
     __slots__ = ("_kind", "_records")
 
@@ -170,21 +179,20 @@ class DynamoRecords(ByKind):
         self.head: Head = FRESH
         self.seen = 0
         self.wakes: list[Wake] = []
-        # Nothing in here holds on to the whole: what was read and is done with goes at once. Left to the garbage collector
-        # it has that look through all of the driver's objects again and again, for a tenth of a second each time.
+        # No reference cycles, so that records are freed at once when they are done with. Left to the garbage collector they
+        # would have it walk all of the driver's objects again and again, for a tenth of a second each time.
         itself = proxy(self)
         self.states = DynamoStates(itself)
         self.kinds = Kinds(lambda kind: DynamoSpaces(itself, kind))
         self.values: dict[str, ValueState] = {}
-        #: value → [sequence number when it was written, whether it has an item of its own, its state]
-        self.inline: dict[str, list[Any]] = {}
-        #: limit ("" for all) → the sequence number of its last reset: what was kept before that says nothing.
+        self.inline: dict[str, InlineValue] = {}
+        #: limit ("" for all) → the sequence number of its last reset: state that was written before it does not count.
         self.resets: dict[str, int] = {}
         #: The limit (or None for all) that is being reset.
         self.resetting: tuple[str | None] | None = None
         #: The sequence number of the last override.
         self.configured = 0
-        #: Values of keys under which somebody holds a lease.
+        #: Values of keys under which leases are held.
         self.held: set[str] = set()
 
     # --- the port -----------------------------------------------------------------------------------------------
@@ -196,8 +204,8 @@ class DynamoRecords(ByKind):
             return found
         if value not in self.inline:
             raise Missing([value])
-        written, has_item, packed = self.inline[value]
-        return self.add(value, has_item, written, packed)
+        inline = self.inline[value]
+        return self.add(value, inline.has_item, inline.written, inline.packed)
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]
@@ -220,10 +228,10 @@ class DynamoRecords(ByKind):
                 names += found.spaces[kind]
         return names
 
-    # --- what happens to all values at once -----------------------------------------------------------------------
+    # --- all values at once ---------------------------------------------------------------------------------------
 
     def reset(self, limit: str | None) -> None:
-        """Forget what is kept by a key, read or not."""
+        """Drop the state of all values of keys, read or not."""
         self.resetting = None
         for value in self.values.values():
             value.forget(limit)
@@ -235,8 +243,8 @@ class DynamoRecords(ByKind):
     # --- items --------------------------------------------------------------------------------------------------
 
     def packed(self, now: int) -> tuple[bytes, int | None, dict[str, tuple[bytes, int]]]:
-        """The gate's own item and when it may go (seconds; None: never), and the items of values to go with it."""
-        others = self._values_out(now)
+        """The gate's own state and when it expires (epoch seconds; None: never), and those of values to write with it."""
+        others = self._pack_values(now)
         spaces: dict[str, Any] = {}
         for kind, named in self.kinds.items():
             if kept := {name: pack(space) for name, space in named.items() if len(space)}:
@@ -252,13 +260,13 @@ class DynamoRecords(ByKind):
         forever = busy(self)[2] > 0
         return state, None if forever else (min(last, now + AT_MOST) + KEEP_GATE) // SECOND, others
 
-    def _values_out(self, now: int) -> dict[str, tuple[bytes, int]]:
-        """What has changed of values goes inline, and from there into items of their own when that is too much."""
+    def _pack_values(self, now: int) -> dict[str, tuple[bytes, int]]:
+        """Put changed values inline. Returns those that go to items of their own: they have one, or inline is full."""
         for value, found in self.values.items():
             packed = found.packed()
             if packed == found.clean:
                 continue
-            for member, state in list(found.states.items()):  # what says nothing any more need not be written
+            for member, state in list(found.states.items()):  # state that has run off need not be written
                 kind = KINDS[state[0]]
                 free = not found.spaces["leases"].get(member) and not kind.held(state)
                 if free and kind.until(self, member, state) + KEEP_VALUE <= now:
@@ -266,22 +274,20 @@ class DynamoRecords(ByKind):
             packed = found.clean = found.packed()
             (self.held.add if any(found.spaces["leases"].values()) else self.held.discard)(value)
             if packed or found.has_item:
-                self.inline[value] = [self.head[0], found.has_item, packed]
+                self.inline[value] = InlineValue(self.head[0], found.has_item, packed)
             else:
                 self.inline.pop(value, None)
-        sizes = {value: len(json.dumps(entry[2])) + len(value) for value, entry in self.inline.items()}
+        sizes = {value: len(json.dumps(entry.packed)) + len(value) for value, entry in self.inline.items()}
         total = sum(sizes.values())
         others: dict[str, tuple[bytes, int]] = {}
-        for value in sorted(
-            sizes, key=lambda value: not self.inline[value][1]
-        ):  # those that have an item already first
-            if (total <= INLINE and not self.inline[value][1]) or len(others) == WITH_ONE_WRITE:
+        for value in sorted(sizes, key=lambda value: not self.inline[value].has_item):  # those with an item first
+            if (total <= INLINE and not self.inline[value].has_item) or len(others) == WITH_ONE_WRITE:
                 break
             total -= sizes[value]
             found = self.value_of(f"|{value}")
             found.has_item = True
             until = max(now, self._until(found.states, found.spaces["leases"]))
-            others[value] = (dumps(self.inline.pop(value)[2]), (min(until, now + AT_MOST) + KEEP_VALUE) // SECOND)
+            others[value] = (dumps(self.inline.pop(value).packed), (min(until, now + AT_MOST) + KEEP_VALUE) // SECOND)
         return others
 
     def _until(self, states: DictSpace, leases: Any) -> int:
@@ -290,7 +296,7 @@ class DynamoRecords(ByKind):
         return int(max(moments, default=0))
 
     def add(self, value: str, has_item: bool, written: int, packed: Any) -> ValueState:
-        """What was read of a value, as it was when the gate had this sequence number."""
+        """Add a value that was read; `written` is the gate's sequence number when it was written."""
         found = self.values[value] = ValueState(has_item)
         for kind, named in packed.items():
             for name, space in named.items():
@@ -307,7 +313,7 @@ class DynamoRecords(ByKind):
 
 
 def _latest(space: DictSpace) -> int:
-    """The last score; scores are looked at in order, so the last of them is at the end."""
+    """The highest score."""
     last = 0
     for score, _ in space.scan():
         last = score
@@ -335,10 +341,11 @@ def gate_records(gate: str, state: bytes | None) -> DynamoRecords:
     if state is None:
         return records
     try:
-        head, records.resets, records.configured, held, records.inline, spaces = loads(state)
+        head, records.resets, records.configured, held, inline, spaces = loads(state)
         seq, last, rest = head
         records.head = (seq, last, None if rest is None else tuple(rest))
         records.held = set(held)
+        records.inline = {value: InlineValue(*entry) for value, entry in inline.items()}
         for kind, named in spaces.items():
             for name, space in named.items():
                 unpack(space, records.states if kind == "states" else records.space(kind, name))
