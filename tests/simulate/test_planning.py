@@ -4,7 +4,7 @@ import pytest
 
 from headgate import Bucket, Concurrency, Quota, Window
 from headgate.errors import InvalidInput
-from headgate.simulate.planning import claims, forecast, size_shared_limit, slack_costs
+from headgate.simulate.planning import forecast, published_figures, size_shared_limit, slack_costs
 
 BOTH = [Window(190, per="1m", name="rpm"), Concurrency(150, name="in_flight")]
 
@@ -74,7 +74,7 @@ def test_what_slack_costs_shrinks_to_the_round_trip_with_confirmation() -> None:
 
 
 def test_of_the_seeds_figures_two_are_wrong_and_it_says_which() -> None:
-    wrong = {(claim.seed, claim.about): claim.figure for claim in claims() if not claim.right}
+    wrong = {(claim.seed, claim.about): claim.figure for claim in published_figures() if not claim.right}
     assert wrong == {
         ("S0", "150 slots and 190/min, calls of 30 s"): 190,
         ("S1", "50 + 50 workers, calls of 10 s"): 600,

@@ -13,7 +13,7 @@ import pytest
 import headgate.simulate.books
 from headgate.errors import ConfigError, InvalidInput
 from headgate.simulate import COLUMNS, STRATEGIES, Scenario, load, parse, run, simulate
-from headgate.simulate.books import NANO, Upstream
+from headgate.simulate.books import NANO, SimulatedUpstream
 from headgate.simulate.chance import KINDS
 from headgate.simulate.scenario import (
     ANSWERS,
@@ -234,7 +234,9 @@ def test_the_books_share_no_code_with_headgate() -> None:
 def arrivals(kind: str, limit: float, per: float, seed: int) -> list[float]:
     """When, in seconds, an upstream accepted something of a busy, random crowd."""
     rng = random.Random(seed)
-    upstream = Upstream([(kind, ((0, limit),), int(per * NANO), None, "requests", None)], offset=rng.randrange(10**9))
+    upstream = SimulatedUpstream(
+        [(kind, ((0, limit),), int(per * NANO), None, "requests", None)], offset=rng.randrange(10**9)
+    )
     upstream.begin(0)
     accepted, at = [], 0
     for _ in range(3000):
@@ -260,14 +262,14 @@ def test_a_token_bucket_never_gives_more_than_its_burst_and_what_flows_in(seed: 
 
 
 def test_a_calendar_window_lets_two_lots_through_around_a_boundary() -> None:
-    upstream = Upstream([("calendar", ((0, 5.0),), 60 * NANO, None, "requests", None)], offset=0)
+    upstream = SimulatedUpstream([("calendar", ((0, 5.0),), 60 * NANO, None, "requests", None)], offset=0)
     took = [upstream.arrive(59_900_000, {"requests": 1.0}) for _ in range(6)]
     took += [upstream.arrive(60_000_000, {"requests": 1.0}) for _ in range(6)]
     assert took == [True] * 5 + [False] + [True] * 5 + [False]
 
 
 def test_slots_are_per_key_and_follow_a_changing_capacity() -> None:
-    upstream = Upstream([("slots", ((0, 2.0), (10 * NANO, 1.0)), 0, None, "requests", "org")], offset=0)
+    upstream = SimulatedUpstream([("slots", ((0, 2.0), (10 * NANO, 1.0)), 0, None, "requests", "org")], offset=0)
     cost = {"requests": 1.0}
     assert [upstream.arrive(0, cost, "a"), upstream.arrive(0, cost, "a"), upstream.arrive(0, cost, "a")] == [
         True,
@@ -286,7 +288,7 @@ def test_a_refused_call_leaves_no_trace_on_the_other_limits() -> None:
         ("sliding", ((0, 10.0),), 60 * NANO, None, "requests", None),
         ("bucket", ((0, 4.0),), 60 * NANO, None, "pu", None),
     ]
-    upstream = Upstream(rules, offset=0)
+    upstream = SimulatedUpstream(rules, offset=0)
     assert upstream.arrive(0, {"requests": 1.0, "pu": 3.0})
     assert not any(upstream.arrive(0, {"requests": 1.0, "pu": 3.0}) for _ in range(50))
     assert all(upstream.arrive(0, {"requests": 1.0, "pu": 0.1}) for _ in range(9))

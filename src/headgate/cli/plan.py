@@ -172,7 +172,7 @@ def _claims(as_json: bool) -> None:
 
     from .view import make_console
 
-    claims = planning.claims()
+    claims = planning.published_figures()
     if as_json:
         params.print_json({"claims": [asdict(claim) for claim in claims]})
         return

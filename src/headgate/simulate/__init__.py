@@ -29,8 +29,8 @@ def simulate(
 ) -> Result:
     """Run a scenario under each strategy (default: those that it names). The same seed gives the same result.
 
-    `progress` is called with the name of each strategy before it runs, and with a function that tells from any thread how
-    much of that run is done, from 0 to 1.
+    `progress` is called before each run, with the strategy's name and a function that returns, in any thread, how much of
+    that run is done, from 0 to 1.
     """
     names = list(scenario.strategies or STRATEGIES) if strategies is None else list(strategies)
     for name in names:
@@ -62,7 +62,7 @@ def _row(scenario: Scenario, fleet: Fleet) -> Row:
     ideal = _ideal(scenario, fleet)
     try:
         tally = fleet.run(scenario.horizon / 1e6 or 20 * ideal + 3600.0)
-    except Denied as error:  # nobody here has a time-out: it can never fit
+    except Denied as error:  # no ask here has a time-out, so it is one that can never fit
         remedy = "let the gate allow what a call costs"
         raise ConfigError(str(error), file=scenario.file or scenario.name, path="gate.limits", remedy=remedy) from error
     accepted = tally.accepted

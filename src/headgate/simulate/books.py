@@ -20,7 +20,10 @@ NANO = 1_000_000_000
 
 
 class Book:
-    """One rule of an upstream. `room` looks, `enter` writes down; `leave` is told when the work of a call is done."""
+    """One rule of an upstream, and what it has counted.
+
+    `room` says whether a call fits, `enter` counts it, `leave` is called when its work is done.
+    """
 
     kind = ""
 
@@ -45,10 +48,10 @@ class Book:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """A call's work is done. Only slots care."""
+        """A call's work is done. Only slots count that."""
 
     def frees_in(self, at: int, age: int, units: float) -> int:
-        """Nanoseconds until this would be accepted if nothing else came: what a 429 could tell."""
+        """Nanoseconds until this would be accepted if no other call came: the `Retry-After` of a 429."""
         return 0
 
     def least_span(self, units: float, work: float) -> float:
@@ -183,7 +186,7 @@ class Slots(Book):
 BOOKS: dict[str, type[Book]] = {book.kind: book for book in (SlidingWindow, CalendarWindow, TokenBucket, Slots)}
 
 
-class Upstream:
+class SimulatedUpstream:
     """All rules of one upstream: each call must pass every one of them, and a refused call leaves no trace.
 
     `offset` is how far its clock is from the simulation's, in microseconds.
@@ -193,7 +196,7 @@ class Upstream:
         self._rules = tuple(rules)
         self._offset = offset * 1000
         self._begun = 0
-        #: Books by the key that they are kept by; those for everybody under "".
+        #: key → its books: the shared ones and its own. "" is the key of calls without one.
         self._books: dict[str, list[Book]] = {}
         self._shared = [self._open(rule) for rule in self._rules if rule[5] is None]
         self._keyed = [rule for rule in self._rules if rule[5] is not None]
@@ -207,16 +210,16 @@ class Upstream:
     def begin(self, now: int) -> None:
         self._begun = now * 1000
 
-    def _of(self, key: str) -> list[Book]:
+    def _books_of(self, key: str) -> list[Book]:
         if key not in self._books:
             self._books[key] = [*self._shared, *(self._open(rule) for rule in self._keyed)]
         return self._books[key]
 
     def arrive(self, now: int, costs: Mapping[str, float], key: str = "") -> bool:
-        """A call comes in: whether it is accepted. `now` is the simulation's time in microseconds."""
+        """Whether a call that arrives is accepted. `now` is the simulation's time in microseconds."""
         at = now * 1000 + self._offset
         age = now * 1000 - self._begun
-        books = self._books.get(key) or self._of(key)
+        books = self._books.get(key) or self._books_of(key)
         for book in books:
             if not book.room(at, age, costs[book.unit]):
                 return False
@@ -226,15 +229,15 @@ class Upstream:
 
     def leave(self, key: str = "") -> None:
         if self.slotted:
-            for book in self._of(key):
+            for book in self._books_of(key):
                 book.leave()
 
     def retry_after(self, now: int, costs: Mapping[str, float], key: str = "") -> int:
-        """What it would tell with a refusal, in microseconds."""
+        """The `Retry-After` of a refusal, in microseconds."""
         at = now * 1000 + self._offset
         age = now * 1000 - self._begun
         longest = 0
-        for book in self._of(key):
+        for book in self._books_of(key):
             if not book.room(at, age, costs[book.unit]):
                 longest = max(longest, book.frees_in(at, age, costs[book.unit]))
         return -(-longest // 1000)

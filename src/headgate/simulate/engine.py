@@ -1,8 +1,7 @@
 """Virtual time: tasks that sleep, park and are woken, run one event after the other as fast as the machine can.
 
-A task is a generator. It yields how it waits: a number of microseconds (sleep), `PARK` (until it is told something), or
-`park_for(delay)` (until it is told something, at most so long). What it was told is what the `yield` gives back;
-`TIMED_OUT` when nobody told it anything.
+A task is a generator. It yields how it waits: a number of microseconds (sleep), `PARK` (until it is woken), or
+`park_for(delay)` (until it is woken, at most so long). The `yield` returns what `Task.tell` was given, or `TIMED_OUT`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def park_for(delay: int) -> int:
 
 
 class Task:
-    """One line of work in virtual time."""
+    """A generator that runs in virtual time."""
 
     __slots__ = ("engine", "mail", "parked", "send", "steps", "turn")
 
@@ -38,14 +37,14 @@ class Task:
         self.engine = engine
         self.steps = steps
         self.send = steps.send
-        #: An event of an earlier turn is stale: the task was told something before its timer, or was killed.
+        #: An event of an earlier turn is stale: the task was woken before its timer ran out, or was killed.
         self.turn = 0
         self.parked = False
         self.mail: deque[Any] = deque()
 
     def tell(self, delay: int | None) -> None:
-        """Wake the task if it is parked; with a delay, it is told TIMED_OUT after so many microseconds, unless it is told
-        something before. If it is not parked, it finds this when it parks the next time."""
+        """Wake the task if it is parked. With a delay (microseconds) it gets TIMED_OUT that much later, unless it is woken
+        before. If it is not parked, it gets this when it parks the next time."""
         if not self.parked:
             self.mail.append(delay)
         elif delay is None:
@@ -57,7 +56,7 @@ class Task:
             self.engine.push(self, delay)
 
     def kill(self) -> None:
-        """End it where it stands. What it would still ask for on its way out is not done: a killed process does nothing."""
+        """End it where it is. What it still yields on its way out is ignored: a killed process does nothing more."""
         self.turn += 1
         self.parked = False
         self.mail.clear()
@@ -70,30 +69,30 @@ class Task:
 
 
 class Engine:
-    """The clock and what will happen. `now` is in microseconds."""
+    """The virtual clock and its queue of events. `now` is in microseconds."""
 
     def __init__(self, now: int) -> None:
         self.now = now
         self.begun = now
         self.stopped = False
-        #: Tasks that were told something, in their turn.
+        #: Tasks that were woken, in order.
         self.ready: deque[tuple[Task, int]] = deque()
         self._heap: list[tuple[int, int, Task, int]] = []
-        #: Of events at the same moment, the first to be announced comes first.
+        #: Events at the same moment run in the order in which they were queued.
         self._number = count().__next__
 
     def start(self, steps: Steps, delay: int = 0) -> Task:
-        """A new task whose first step is `delay` microseconds from now."""
+        """Start a task that takes its first step `delay` microseconds from now."""
         task = Task(self, steps)
         self.push(task, delay)
         return task
 
     def push(self, task: Task, delay: int) -> None:
-        """The task's next event, unless its turn comes before."""
+        """Queue the task's next event. It is stale if the task is woken before."""
         heappush(self._heap, (self.now + delay, self._number(), task, task.turn))
 
     def run(self, until: int) -> None:
-        """Let things happen until somebody sets `stopped`, or the time is over."""
+        """Run events until a task sets `stopped`, or virtual time reaches `until` (microseconds)."""
         heap, ready, number = self._heap, self.ready, self._number
         self.start(self._end(), until - self.now)
         while not self.stopped:

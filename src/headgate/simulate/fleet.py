@@ -9,7 +9,7 @@ from random import Random
 from ..gate.keeper import BEAT_LEAST, BEAT_MOST, BEAT_PER_SESSION
 from ..kernel.commands import Renew
 from ..kernel.model import SECOND
-from .books import Upstream
+from .books import SimulatedUpstream
 from .engine import PARK, Engine
 from .strategies import STRATEGIES, Headgate
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..kernel.model import Wake
     from .engine import Steps, Task
     from .scenario import Scenario
-    from .strategies import Held
+    from .strategies import SimulatedPermit
 
 #: Where virtual time begins, plus up to an hour by the seed: no run begins at the start of a minute by luck.
 EPOCH = 1_800_000_000 * SECOND
 
 
 class Pool:
-    """The jobs of one tenant, or of everybody. A job is the number of calls it still needs."""
+    """The jobs of one tenant, or of the whole fleet. A job is the number of calls it still needs."""
 
     __slots__ = ("_calls", "_fresh", "_returned", "key")
 
@@ -61,66 +61,66 @@ class Process:
         self.session = f"p{number}"
         self.workers: list[Worker] = []
         self.tickets: dict[str, Callable[[int | None], None]] = {}
-        self.leases: dict[str, Held] = {}
+        self.leases: dict[str, SimulatedPermit] = {}
         self.keeper: Task | None = None
         self.alive = True
-        self.resting = False
+        self.keeper_parked = False
 
     def begin(self) -> None:
-        """A new life: another session, as after a restart."""
+        """Start, or start again after a crash, with a session of its own."""
         self.session = f"p{self.number}.{self.lives}"
         self.lives += 1
         self.alive = True
         if isinstance(self.fleet.strategy, Headgate):
-            self.resting = False
+            self.keeper_parked = False
             self.fleet.strategy.store.adopt(self.session, self._wake)
             self.keeper = self.fleet.engine.start(self._keep(self.fleet.strategy))
 
     def _wake(self, wake: Wake) -> None:
-        """The store has something to say to one of the workers."""
+        """Deliver a wake of the store to the worker whose ticket it names."""
         if (listener := self.tickets.get(wake.ticket)) is not None:
             listener(wake.delay)
 
-    def ring(self) -> None:
-        """There is something to keep."""
-        if self.resting:
-            self.resting = False
+    def wake_keeper(self) -> None:
+        """There is a ticket or lease to keep alive: wake the keeper if it is parked."""
+        if self.keeper_parked:
+            self.keeper_parked = False
             assert self.keeper is not None
             self.keeper.tell(None)
 
     def _keep(self, ours: Headgate) -> Steps:
-        """What the keeper's thread does: heartbeats for tickets, renewals for leases; rests when there is neither."""
+        """What the keeper's thread does: heartbeats for tickets, renewals for leases; parks when there is neither."""
         engine, gate = self.fleet.engine, ours.policy.name
-        beat_at = 0
+        heartbeat_at = 0
         # Where nothing is lost on its way and no worker is ever blocked, a heartbeat changes nothing that could be seen.
-        beat = int((BEAT_MOST if ours.instant else BEAT_LEAST) * SECOND)
+        interval = int((BEAT_MOST if ours.instant else BEAT_LEAST) * SECOND)
         while True:
             while not self.tickets and not self.leases:
-                self.resting = True
+                self.keeper_parked = True
                 yield PARK
             now = engine.now
-            beating = now >= beat_at and bool(self.tickets)
+            heartbeat_due = now >= heartbeat_at and bool(self.tickets)
             due = [held for held in self.leases.values() if held.due <= now] if self.leases else []
-            if beating or due:
+            if heartbeat_due or due:
                 tickets: tuple[str, ...] = ()
-                if beating:  # as a keeper does: where its store is in its process, one stands for all
+                if heartbeat_due:  # as a keeper does: where its store is in its process, one stands for all
                     tickets = (next(iter(self.tickets)),) if ours.instant else tuple(self.tickets)
                 rows = tuple((held.plan, held.id, held.at, held.plan.lease, held.fence, None) for held in due)
                 pulse = ours.store.decide(Renew(gate, rows, self.session if tickets else "", tickets))
                 for held in due:
                     held.due = now + held.plan.lease // 3
-                if beating:
-                    self._told(pulse)
+                if heartbeat_due:
+                    self._wake_by(pulse)
                     if not ours.instant:
-                        beat = int(min(max(pulse.sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST) * SECOND)
-                    beat_at = now + beat
-            pause = max(1, beat_at - now) if self.tickets else 5 * SECOND
+                        interval = int(min(max(pulse.sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST) * SECOND)
+                    heartbeat_at = now + interval
+            pause = max(1, heartbeat_at - now) if self.tickets else 5 * SECOND
             if self.leases:
                 shortest = min(held.due for held in self.leases.values())
                 pause = min(pause, max(SECOND // 10, shortest - now))
             yield pause
 
-    def _told(self, pulse: Any) -> None:
+    def _wake_by(self, pulse: Any) -> None:
         for ticket in (*pulse.called, *pulse.unknown):
             if (listener := self.tickets.get(ticket)) is not None:
                 listener(None)
@@ -144,8 +144,8 @@ class Worker:
         self.got = -1
         self.working = True
 
-    def tell_later(self, delay: int | None) -> None:
-        """What `task.tell` does, by a message that takes its time as any other between the store and this process."""
+    def tell_after_hop(self, delay: int | None) -> None:
+        """`task.tell` by a message that takes as long as every other between the store and this process."""
         fleet = self.process.fleet
         hop = int(fleet.hop())
 
@@ -159,7 +159,7 @@ class Worker:
 
 
 class Tally:
-    """What happened, by the upstream's books. Times are seconds since the run began."""
+    """What the upstream accepted and refused. Times are seconds since the run began."""
 
     def __init__(self) -> None:
         self.accepted = array("d")
@@ -193,7 +193,7 @@ class Fleet:
              rule.by)
             for rule in scenario.rules
         ]  # fmt: skip
-        self.upstream = Upstream(rules, self.rng.randrange(86_400 * SECOND))
+        self.upstream = SimulatedUpstream(rules, self.rng.randrange(86_400 * SECOND))
         self.upstream.begin(self.engine.now)
         self.hop = scenario.delay.sampler(self.rng)
         self.strategy = STRATEGIES[strategy](self)
@@ -241,11 +241,11 @@ class Fleet:
         return self.tally
 
     def share_done(self) -> float:
-        """How much of all calls is done or given up, from 0 to 1. Another thread may ask while it runs."""
+        """How much of all calls is done or given up, from 0 to 1. Safe to call from another thread during the run."""
         return min(1.0, (self.tally.done + self.tally.lost) / self.scenario.total)
 
     def _work(self, worker: Worker) -> Steps:
-        """A worker's life."""
+        """The steps of one worker: jobs, their calls, refusals and pauses, until no job is left."""
         scenario, engine, tally, strategy = self.scenario, self.engine, self.tally, self.strategy
         upstream, pool, key, begun = self.upstream, worker.pool, worker.key, self.engine.begun
         network, work = scenario.network.sampler(self.rng), scenario.work.sampler(self.rng)
@@ -335,7 +335,7 @@ class Fleet:
             requests, worked = tally.by_key.get(key, (0.0, 0.0))
             tally.by_key[key] = (requests + costs["requests"], worked + work / 1e6)
         if self.upstream.slotted:
-            # A task of its own: the upstream works on, whatever becomes of the one who asked.
+            # A task of its own: the upstream works on, also when the worker's process is killed.
             self.engine.start(self._leaves(key), int(work))
 
     def _leaves(self, key: str) -> Steps:

@@ -95,7 +95,7 @@ def forecast(
     """Which limit binds for calls that take `duration` seconds each.
 
     `calls` is how many calls an item needs, one after the other; `items` how many there are; `workers` how many calls can
-    be under way because there is nobody to make more; `cost` what a call costs in units other than requests.
+    be under way at once, one per worker; `cost` what a call costs in units other than requests.
     """
     seconds = _positive("the duration of a call", duration)
     costs = {"requests": 1.0, **(cost or {})}
@@ -145,7 +145,7 @@ def slack_costs(limit: Window, round_trip: float | None = None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What a limit for everybody should be, given what each tenant may use: at least `low`, at most `high`."""
+    """What a limit that all tenants share should be, given what each may use: at least `low`, at most `high`."""
 
     expected: int
     low: int
@@ -159,8 +159,11 @@ def size_shared_limit(tenants: int, each: float) -> Sizing:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A figure of one of the designs that Headgate replaces, and what arithmetic says about it. Calls or items a minute."""
+class PublishedFigure:
+    """A figure that one of the designs which Headgate replaces published, and what arithmetic says about it.
+
+    `figure` is the right one, in the unit of `about`.
+    """
 
     seed: str
     about: str
@@ -170,7 +173,7 @@ class Claim:
     why: str
 
 
-def claims() -> Sequence[Claim]:
+def published_figures() -> Sequence[PublishedFigure]:
     """The throughput tables of S0, S1 and S4, checked: where they are right, and where they are wrong."""
     both = [Window(190, per="1m", name="rpm"), Concurrency(150, name="in_flight")]
     short, long, longer = (forecast(both, seconds) for seconds in (5, 30, 60))
@@ -179,23 +182,24 @@ def claims() -> Sequence[Claim]:
     sizing = size_shared_limit(10, 20)
     crossover = f"they cross at {short.crossover:.1f} s"
     assert stages.takes is not None
-    return (
-        Claim("S0", "150 slots alone, calls of 5 s", "1,800/min", short.without, True, "150 slots × 12 turns a minute"),
-        Claim("S0", "150 slots and 190/min, calls of 5 s", "190/min", short.per_minute, True,
-              f"the rate binds; {crossover}"),
-        Claim("S0", "150 slots and 190/min, calls of 30 s", "~300/min, in-flight binds", long.per_minute, False,
-              f"the rate binds up to {short.crossover:.1f} s, not to 30"),
-        Claim("S0", "150 slots and 190/min, calls of 60 s", "in-flight binds", longer.per_minute, True,
-              f"in-flight binds; {crossover}"),
-        Claim("S1", "200/min, two calls a chunk", "~100 chunks/min", stages.items_per_minute, True, "200 / 2"),
-        Claim("S1", "chunks per hour", "~6,000", stages.items_per_hour, True, "100 × 60"),
-        Claim("S1", "chunks per day", "~144,000", stages.items_per_day, True, "6,000 × 24"),
-        Claim("S1", "days for 1,000,000 chunks", "~7 days", stages.takes / DAY, True, "1,000,000 / 144,000"),
-        Claim("S1", "50 + 50 workers, calls of 10 s", "under 200/min", fleet.per_minute, False,
-              "100 workers × 6 calls a minute: three times the limit"),
-        Claim("S4", "10 organisations with 20 each", "200", sizing.expected, True,
-              f"{sizing.low} to {sizing.high} leaves room for spikes"),
+    rows = (
+        ("S0", "150 slots alone, calls of 5 s", "1,800/min", short.without, True, "150 slots × 12 turns a minute"),
+        ("S0", "150 slots and 190/min, calls of 5 s", "190/min", short.per_minute, True,
+         f"the rate binds; {crossover}"),
+        ("S0", "150 slots and 190/min, calls of 30 s", "~300/min, in-flight binds", long.per_minute, False,
+         f"the rate binds up to {short.crossover:.1f} s, not to 30"),
+        ("S0", "150 slots and 190/min, calls of 60 s", "in-flight binds", longer.per_minute, True,
+         f"in-flight binds; {crossover}"),
+        ("S1", "200/min, two calls a chunk", "~100 chunks/min", stages.items_per_minute, True, "200 / 2"),
+        ("S1", "chunks per hour", "~6,000", stages.items_per_hour, True, "100 × 60"),
+        ("S1", "chunks per day", "~144,000", stages.items_per_day, True, "6,000 × 24"),
+        ("S1", "days for 1,000,000 chunks", "~7 days", stages.takes / DAY, True, "1,000,000 / 144,000"),
+        ("S1", "50 + 50 workers, calls of 10 s", "under 200/min", fleet.per_minute, False,
+         "100 workers × 6 calls a minute: three times the limit"),
+        ("S4", "10 organisations with 20 each", "200", sizing.expected, True,
+         f"{sizing.low} to {sizing.high} leaves room for spikes"),
     )  # fmt: skip
+    return tuple(PublishedFigure(*row) for row in rows)
 
 
 def _positive(what: str, number: float) -> float:

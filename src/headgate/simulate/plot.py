@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 980, 560
 LEFT, RIGHT, TOP, GAP, BOTTOM = 60, 36, 90, 56, 48
-#: Told apart also without colour vision (Okabe and Ito); ours last and widest.
+#: Distinct also without colour vision (Okabe and Ito); Headgate's last and widest.
 COLOURS = {
     "uncoordinated": "#d55e00",
     "minute-counter": "#e69f00",

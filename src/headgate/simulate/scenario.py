@@ -1,4 +1,4 @@
-"""From a TOML file to a validated `Scenario`: who calls what, how, and what the upstream allows.
+"""From a TOML file to a validated `Scenario`: the fleet, its jobs and calls, and what the upstream allows.
 
 Strict like the configuration of gates: the first thing that is unknown, of the wrong type or senseless is a `ConfigError`
 with the file, the path in it and what would be right.
@@ -90,7 +90,7 @@ class Scenario:
     crash_every: int = 0
     restart: int = 0
     answer: str = "at once"
-    #: Whether a refusal tells when to come again.
+    #: Whether a refusal says when to retry.
     tells: bool = False
     confirm: bool = True
     #: One way between a worker and the store.
@@ -111,7 +111,7 @@ class Scenario:
         return dict(dict(self.settings).get(strategy, ())).get(name, SETTINGS[strategy][name])
 
     def having(self, **changes: Any) -> Scenario:
-        """The same with something changed: `scenario.having(workers=10, start="even")`."""
+        """A copy with something changed: `scenario.having(workers=10, start="even")`."""
         return replace(self, **changes)
 
 
@@ -194,7 +194,7 @@ def _required(top: Table, key: str, right: str) -> Table:
 
 def _count(table: Table, key: str, default: int | None = None) -> int:
     value = table.values.get(key, default)
-    # A worker is an object here, a job is not.
+    # A worker is an object in memory, a job is only counted.
     most = 1_000_000 if key in ("workers", "processes") else 100_000_000
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         problem = f"{key} is missing" if value is None else f"{value!r} is not a count"
@@ -364,7 +364,7 @@ def _settings(top: Table) -> tuple[tuple[str, tuple[tuple[str, float], ...]], ..
         if inner.values and not known:
             raise table.refuse(f"{strategy} has no settings", "leave it out", key=strategy)
         inner.only(known, f"the settings of {strategy} are")
-        # Not below a millisecond: whoever comes again at once for ever lets no time pass.
+        # Not below a millisecond: workers that retry immediately and for ever would let no virtual time pass.
         values = ((key, _amount(inner, key, value, 0.001)) for key, value in inner.values.items())
         found.append((strategy, tuple(values)))
     return tuple(found)

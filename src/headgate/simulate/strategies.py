@@ -1,8 +1,8 @@
 """How workers share an upstream. Each strategy is one class; `STRATEGIES` is the table of them.
 
-A strategy is asked for a permit before a call is sent (`acquire`, a part of the worker's own steps), and is told when the
-upstream has answered, and how the call ended. All but ours are the designs that Headgate was asked to replace, as they
-were written down, with the mistakes that make them refuse or be refused.
+A strategy grants a permit before a call is sent (`acquire`, a part of the worker's own steps); `answered` and `ended` are
+called when the upstream has accepted the call, and when it is over. All but `Headgate` are the designs that Headgate
+replaces, as they were written down, with the mistakes by which they refuse or are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MINUTE = 60 * SECOND
 
 
 class Strategy:
-    """Base: sends at once, and comes again after a refusal with exponential backoff and full jitter."""
+    """Base: sends immediately, and retries after a refusal with exponential backoff and full jitter."""
 
     name = ""
 
@@ -45,7 +45,7 @@ class Strategy:
         return self.scenario.setting(self.name, name)
 
     def acquire(self, worker: Worker, costs: Costs) -> Steps:
-        """Wait until the call may be sent. Returns what the other methods are given back."""
+        """Wait until the call may be sent. Returns the permit that `answered` and `ended` get."""
         return None
         yield
 
@@ -63,7 +63,7 @@ class Strategy:
         return int(self.rng.uniform(0.0, min(cap, base * 2.0 ** min(attempt - 1, 30))) * SECOND)
 
     def crashed(self, process: Process) -> None:
-        """A process is gone. Nobody tells the strategy's own store."""
+        """A process has crashed, without a word to the strategy's store."""
 
 
 class Uncoordinated(Strategy):
@@ -73,10 +73,10 @@ class Uncoordinated(Strategy):
 
 
 class MinuteCounter(Strategy):
-    """S0: a counter per calendar minute, looked at, then an in-flight number, then the counter is increased.
+    """S0: a counter per calendar minute is read, then an in-flight number, then the counter is increased.
 
-    Look and increase are two round trips, so that whoever looks in between passes too; two full minutes fit around a
-    boundary; and whoever finds the minute full sleeps until the next begins, all until the same moment.
+    Read and increase are two round trips, so workers that read in between pass too; two full minutes fit around a boundary;
+    and all workers that find the minute full sleep until the same moment, the start of the next.
     """
 
     name = "minute-counter"
@@ -123,7 +123,7 @@ class MinuteCounter(Strategy):
         return None
 
     def backoff(self, attempt: int) -> int:
-        # A 429 is not handled there at all; whatever runs the task starts it again, as such things do.
+        # That design does not handle a 429 at all; the task runner starts the task again, as task runners do.
         return int(self.rng.uniform(0.0, min(60.0, 2.0 ** min(attempt - 1, 30))) * SECOND)
 
 
@@ -146,7 +146,7 @@ class FullBucket(Strategy):
         self._filled = now
         self._tokens -= 1.0
         if self._tokens < 0.0:
-            # Whoever polls first after a token has dripped in gets it: in the mean half a poll late, in any order.
+            # The worker that polls first after a token has come in gets it: in the mean half a poll late, in any order.
             yield int(-self._tokens * MINUTE / self._limit) + int(self.rng.random() * 0.1 * SECOND)
         return None
 
@@ -155,7 +155,7 @@ class FullBucket(Strategy):
 
 
 class NegativeBuckets(Strategy):
-    """S2: a bucket per limit that may go below zero; the ask sleeps until the slowest of them is at zero again."""
+    """S2: a bucket per limit that may go below zero; a worker sleeps until the slowest of them is at zero again."""
 
     name = "negative-buckets"
 
@@ -183,8 +183,8 @@ class NegativeBuckets(Strategy):
         return 0  # "repeat the process"
 
 
-class Held:
-    """A permit of ours, as far as a worker and its process's keeper need to know."""
+class SimulatedPermit:
+    """A permit of Headgate's, as far as a worker and its process's keeper need it. Times are microseconds."""
 
     __slots__ = ("at", "confirmed", "due", "fence", "id", "plan", "worth")
 
@@ -197,7 +197,7 @@ class Held:
 
 
 class Headgate(Strategy):
-    """Ours: the real commands on a real store, the real flows, on the virtual clock."""
+    """Headgate: the real commands on a real store, the real flows, on the virtual clock."""
 
     name = "headgate"
 
@@ -219,7 +219,7 @@ class Headgate(Strategy):
         self._confirms = self.scenario.confirm
         self._hop = None if self.scenario.delay.is_zero else self.scenario.delay.sampler(self.rng)
         self.instant = self._hop is None
-        #: By key, where all calls of a key cost the same.
+        #: key → the plan of its calls, where all of them cost the same.
         self._plans: dict[str, Plan] = {}
         self._variable = any(chance.kind != "constant" for _, chance in self.scenario.cost)
         self._ids = 0
@@ -241,8 +241,8 @@ class Headgate(Strategy):
             id = f"{id}~{plan.lane}"
         flow = acquire(plan, id, process.session, self.clock, lease=plan.lease)
         worker.task.mail.clear()
-        # A flow that is told when to look waits again, for so long: the task need not wake up for that.
-        process.tickets[id] = worker.task.tell if hop is None else worker.tell_later
+        # A flow that is told when to look again only waits for that long: the task need not wake up for it.
+        process.tickets[id] = worker.task.tell if hop is None else worker.tell_after_hop
         try:
             effect = next(flow)
             while True:
@@ -254,15 +254,15 @@ class Headgate(Strategy):
                         answer = store.decide(effect.command)
                         yield int(hop())
                 elif effect.__class__ is AwaitWake:
-                    if process.resting:
-                        process.ring()
+                    if process.keeper_parked:
+                        process.wake_keeper()
                     answer = yield PARK if effect.delay is None else park_for(effect.delay)
                 elif effect.__class__ is Sleep:
                     yield effect.delay
                     answer = None
                 effect = flow.send(answer)
         except StopIteration as done:
-            held = Held(plan, id, done.value)
+            held = SimulatedPermit(plan, id, done.value)
         except BaseException:
             # This process was killed, or the run was interrupted: the flow ends without a word to the store.
             for _ in range(2):
@@ -275,25 +275,25 @@ class Headgate(Strategy):
             process.tickets.pop(id, None)
         if plan.lease:
             process.leases[id] = held
-            process.ring()
+            process.wake_keeper()
         return held
 
-    def answered(self, worker: Worker, permit: Held) -> Steps | None:
+    def answered(self, worker: Worker, permit: SimulatedPermit) -> Steps | None:
         if not (self._confirms and permit.worth):
             return None
         command = Settle(permit.plan, permit.at, permit.id, None, False)
         if self._hop is not None:
-            return self._confirm_later(permit, command)
+            return self._confirm_after_hop(permit, command)
         permit.confirmed = self.store.decide(command).at
         return None
 
-    def _confirm_later(self, permit: Held, command: Settle) -> Steps:
+    def _confirm_after_hop(self, permit: SimulatedPermit, command: Settle) -> Steps:
         assert self._hop is not None
         yield int(self._hop())
         permit.confirmed = self.store.decide(command).at
         yield int(self._hop())
 
-    def ended(self, worker: Worker, permit: Held, outcome: str, retry_after: int) -> Steps | None:
+    def ended(self, worker: Worker, permit: SimulatedPermit, outcome: str, retry_after: int) -> Steps | None:
         plan = permit.plan
         if plan.lease:
             worker.process.leases.pop(permit.id, None)
@@ -301,11 +301,11 @@ class Headgate(Strategy):
             return None  # as a permit without a lease does: the store need not know
         command = Settle(plan, permit.at, permit.id, outcome, False, retry_after, None, permit.confirmed)
         if self._hop is not None:
-            return self._tell_later(command)
+            return self._settle_after_hop(command)
         self.store.decide(command)
         return None
 
-    def _tell_later(self, command: Settle) -> Steps:
+    def _settle_after_hop(self, command: Settle) -> Steps:
         assert self._hop is not None
         yield int(self._hop())
         self.store.decide(command)

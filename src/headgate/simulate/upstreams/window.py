@@ -3,8 +3,8 @@
     python -m headgate.simulate.upstreams.window --limit 200 --per 10
 
 It prints the port it listens on (loopback). Any request is work: 200 when it fits, 429 when it does not. `GET /books` is
-free and tells what was counted. It ends with its standard input, so it outlives nobody who started it. It imports nothing
-of Headgate: what it says about Headgate is worth something because of that.
+free and returns what was counted. It ends with its standard input, so it does not outlive the process that started it. It
+imports nothing of Headgate, so that its books are evidence about Headgate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Books:
         self._refused: list[int] = []
 
     def judge(self) -> float | None:
-        """A request is here. None: accepted; otherwise the seconds until there is room."""
+        """Count one request. None: it is accepted; else the seconds until there is room."""
         with self._lock:
             now = time.monotonic_ns()
             recent = self._recent
@@ -71,23 +71,23 @@ class Books:
         }
 
 
-class Upstream(ThreadingHTTPServer):
+class WindowServer(ThreadingHTTPServer):
     """The server. A thread per connection, since clients keep theirs open."""
 
     daemon_threads = True
     request_queue_size = 256
 
     def __init__(self, limit: int, per: float) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), WindowRequestHandler)
         self.books = Books(limit, per)
 
 
-class Answer(BaseHTTPRequestHandler):
-    """One connection."""
+class WindowRequestHandler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
 
-    server: Upstream
+    server: WindowServer
     protocol_version = "HTTP/1.1"
-    # An answer is small and waited for: it should not lie about until there is more to send.
+    # An answer is small and the client waits for it: send it at once, not when there is more to send.
     disable_nagle_algorithm = True
     wbufsize = -1
 
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=200, help="requests in any window (200)")
     parser.add_argument("--per", type=float, default=60.0, help="seconds (60)")
     options = parser.parse_args(arguments)
-    server = Upstream(options.limit, options.per)
+    server = WindowServer(options.limit, options.per)
     sys.stdout.write(f"{server.server_address[1]}\n")
     sys.stdout.flush()
     threading.Thread(target=server.serve_forever, daemon=True).start()
