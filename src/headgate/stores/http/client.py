@@ -63,7 +63,7 @@ class Response:
         self._chunk = -1
 
     def feed(self, data: bytes) -> None:
-        """Raises ConnectionLost for what is no HTTP."""
+        """Take in what was read; nothing: the connection has ended. Raises ConnectionLost for what is no HTTP."""
         if not data:
             if self.head and self._left is None:
                 self.done, self.keeps = True, False
@@ -143,7 +143,7 @@ class Response:
         return taken
 
     def checked(self) -> bytes:
-        """The body of an answer that was no refusal."""
+        """The body of an answer with status 200. Raises ErrorResponse for any other."""
         if self.status == 200:
             return bytes(self.body)
         text, after = f"it answers {self.status}", self.headers.get("retry-after", "")
@@ -168,9 +168,9 @@ class HttpConnection:
         if monotonic() - self.used > FRESH:
             return False
         with suppress(OSError, ValueError):
-            look = select.poll()
-            look.register(self._socket, select.POLLIN)
-            return not look.poll(0)  # no request is in flight, so what can be read is the end
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            return not poll.poll(0)  # no request is in flight, so what can be read is the end
         return False
 
     def roundtrip(self, request: bytes, end: float) -> Response:

@@ -1,8 +1,8 @@
 """Commands and replies as JSON: what `POST /v1/execute` of a guard carries, both ways.
 
 A request names each policy once, by its fingerprint, and its commands refer to that by number. Here is what the client
-needs; how a guard reads a request, which trusts nobody, is in `service/wire.py`. Lists, not objects: this is read by
-machines thousands of times a second, and the routes for people are others.
+needs; how a guard reads a request, of which it trusts nothing, is in `service/store_protocol/read.py`. Lists, not objects:
+this is read by machines thousands of times a second, and the routes for people are others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: The version of this form. A guard that does not know it says so, and nothing is decided.
 VERSION = 1
 
-#: What an ask may be, as bits: it waits; its id is on record; nothing but the limits decides about it.
+#: What an ask may be, as bits: it waits; its id is on record; only the limits decide about it.
 WAITS, REMEMBERED, PLAIN = 1, 2, 4
 
 

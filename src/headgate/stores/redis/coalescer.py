@@ -159,7 +159,7 @@ class GateThreadCoalescer:
         self._untold += [other for other in jobs if other is not job]
 
     def _fail_waiting(self, error: StoreUnavailable) -> None:
-        """Where the server is away, fail the jobs that arrived meanwhile: they would find the same, after as long again."""
+        """Where the server is away, fail the jobs that arrived meanwhile: they would fail as well, after as long."""
         if type(error) is StoreUnavailable:
             fail_all(take_batch(self._queue), error)
 

@@ -53,7 +53,7 @@ def _list(size: int) -> bytes:
 
 
 def inside(raw: bytes) -> bytes:
-    """What is packed, as a string of its own: the script stores and compares it so."""
+    """Packed bytes as a string inside MessagePack: the script stores and compares them so."""
     size = len(raw)
     if size < 32:
         return bytes((0xA0 | size,)) + raw
@@ -62,7 +62,7 @@ def inside(raw: bytes) -> bytes:
 
 @lru_cache(64)
 def offsets(zone: str, chunk: int) -> bytes:
-    """Seconds that a zone is ahead of UTC through a chunk of time: at first, then each change and what it is then."""
+    """Seconds that a zone is ahead of UTC during a chunk of time: at its start, then each change and the offset since."""
     from datetime import datetime
     from zoneinfo import ZoneInfo
 

@@ -89,7 +89,7 @@ def function() -> str:
 
 @cache
 def library() -> str:
-    """What `FUNCTION LOAD` is given, on servers that know it (Redis 7, Valkey): the same, made ready once."""
+    """What `FUNCTION LOAD` is given, on servers that know it (Redis 7, Valkey): the script, made ready once."""
     # While it is loaded a library has nothing of the language but `redis`: it is made at its first call.
     return (
         f"#!lua name={function()}\nlocal main\nlocal function make()\n{_body()}\nreturn main\nend\n"
@@ -104,5 +104,5 @@ def tag(gate: str) -> str:
 
 
 def channel(session: str) -> str:
-    """Where the script publishes whom to wake in a process; `wire.wakes` reads it."""
+    """Where the script publishes which tickets of a process to wake; `wire.wakes` reads it."""
     return f"hg:wake:{session}"

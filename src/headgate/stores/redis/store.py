@@ -173,7 +173,7 @@ class RedisStore:
         return list(dict.fromkeys([*(address for address in mine if address is not None), *requests.masters()]))
 
     def saw(self, gate: str, number: int) -> int:
-        """Somebody was told that the gate had come so far; a server that is behind that has lost state."""
+        """Another process was told this sequence number: a server that is behind it has lost state."""
         known = self._requests.seen.get(gate, 0)
         if number > known:
             self._requests.seen[gate] = known = number

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...kernel.plan import Policy
 
     class Decoded(NamedTuple):
-        """What a call answered: the gate's number and time, whether it noticed lost state, and the replies in order."""
+        """What a script call answered: the gate's sequence number and time, whether state was lost, and the replies."""
 
         seq: int
         now: int
@@ -46,7 +46,7 @@ _KEPT = 1024
 
 
 class NeedCalendar(HeadgateError):
-    """The script needs the offsets of a zone that it was never told. Nothing was decided: encode again with `calendars`."""
+    """The script needs the offsets of a zone that it does not have. Nothing was decided: encode again with `calendars`."""
 
     def __init__(self, zone: str, chunk: int) -> None:
         super().__init__(f"the script needs the offsets of {zone} from {chunk * CHUNK} s on")
@@ -205,7 +205,7 @@ def encode(
 ) -> list[Any]:
     """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s.
 
-    `first`: none of them was ever sent before, so that an id which was made for one of them is known to nobody.
+    `first`: none of them was sent before, so that an id which was made for one of them cannot be on record.
     """
     heads: dict[bytes, int] = {}
     policies: dict[str, Policy] = {}
@@ -264,7 +264,7 @@ def encode(
 
 @lru_cache(_KEPT)
 def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...], heads: tuple[bytes, ...]) -> bytes:
-    """What a call begins with, and many calls have in common."""
+    """What a script call begins with, and many calls have in common."""
     compiled_ = [part for policy in policies for part in (policy.fingerprint, inside(compiled(policy)))]
     zones = [part for zone, chunk in calendars for part in (f"{zone} {chunk}", inside(offsets(zone, chunk)))]
     return pack((str(FORMAT), compiled_, zones, list(map(inside, heads))))
@@ -291,7 +291,7 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
         if reply.__class__ is int:
             replies.append(_ENDED[reply])
         elif reply[0].__class__ is int:
-            at, expires, number, worth, count = reply  # so many in a row, that differ by their numbers alone
+            at, expires, number, worth, count = reply  # so many in a row, which differ by their sequence numbers only
             now = 0
             if commands[len(replies)].plan.policy.waiting == "promise":  # type: ignore[attr-defined]
                 expires, now = 0, expires  # there is no lease: the time of the decision stands in its place
@@ -302,7 +302,7 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
 
 
 def wakes(payload: Any) -> list[tuple[str, int | None]]:
-    """What was published to a process: tickets, and after how many microseconds to look again (None: it was called)."""
+    """What was published to a process: tickets, and after how many microseconds to ask again (None: it was called)."""
     from json import loads
 
     return [(ticket, None if delay is None else int(delay)) for ticket, delay in loads(payload)]

@@ -178,8 +178,8 @@ def take_turn(waiting: list[LoopJob], halved: bool) -> list[LoopJob]:
 
 
 def fail_waiting(waiting: list[LoopJob], first: LoopJob) -> None:
-    """Where a request failed because the server is away, fail the jobs that arrived meanwhile: they would find the same,
-    after as long again.
+    """Where a request failed because the server is away, fail the jobs that arrived meanwhile: they would fail as
+    well, after as long again.
     """
     future = first.future
     if future.done() and not future.cancelled() and type(error := future.exception()) is StoreUnavailable:

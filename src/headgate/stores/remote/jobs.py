@@ -39,7 +39,7 @@ class OutcomeUnknown(StoreUnavailable):
 def repeatable(command: Command) -> bool:
     """Whether a command may be sent again when it is unknown whether it was decided.
 
-    An ask whose id is on record is answered with the same permit; an end is an end; a heartbeat, a look or a change does
+    An ask whose id is on record is answered with the same permit; an end is an end; a heartbeat, a peek or a change does
     the same again. What was really spent is charged as a difference, and twice would be wrong.
     """
     if isinstance(command, Admit):

@@ -1,5 +1,5 @@
--- Asks that are alike and can all go now, which is what a crowd mostly asks: decided as they would be one by one, with the
--- same numbers and the same records, but what they have in common is looked at once.
+-- A batch of equal asks that can all go now, as most batches are: decided as they would be one by one, with the same
+-- numbers and the same records, but what they have in common is looked at once.
 
 -- How many of `ids`, from one on and at most so many, were granted; 0 where the next is to be decided by itself. And the
 -- reply, where they need one of their own.
@@ -14,15 +14,15 @@ function admit_many(now, ask, plan, ids, holders, from, most)
   most = min(most, REAP_EVERY - seq % REAP_EVERY)
   local worth = false
   for index = 1, #steps do
-    local step, tells = steps[index], false
+    local step, worth_it = steps[index], false
     if not step.limit.room then return 0 end
-    most, tells = step.limit:room(now, step.member, step.cost, step.value, most)
+    most, worth_it = step.limit:room(now, step.member, step.cost, step.value, most)
     if most == 0 then return 0 end
-    worth = worth or tells
+    worth = worth or worth_it
   end
   local remembered = ask.remembered
   if remembered then
-    most = permits:claim(ids, from, most)
+    most = permits:reserve_ids(ids, from, most)
     if most == 0 then return 0 end
   end
   local expires = lease ~= 0 and now + lease or 0

@@ -12,7 +12,7 @@ local function renew_lease(now, lost, lease, exactly)
       prune(leases, now)
       -- Where the store lost its state, the holder has not lost its slot: it registers again.
       if not leases:get(id) and lost <= at and not step.limit:recover(now, step.member) then return 0 end
-      -- A heartbeat never shortens a lease: somebody may have extended it by its id.
+      -- A heartbeat never shortens a lease: another process may have extended it by its id.
       if not exactly then expires = max(expires, leases:score(id) or 0) end
     end
   end
@@ -69,7 +69,7 @@ local function described(now, step)
   return usage
 end
 
--- Who holds the blocking limit, or anything at all.
+-- The leases of the blocking limit, or of all.
 local function holders(now, blocking)
   local rows, seen = {}, {}
   for _, member in ipairs(blocking and {blocking} or names('leases')) do
@@ -89,7 +89,7 @@ local function holders(now, blocking)
   return rows
 end
 
--- Who has waited longest, of each process at most so many.
+-- How many waiters are listed: those that have waited longest.
 local WAITERS = 50
 
 local function waiters()
@@ -108,8 +108,8 @@ local function waiters()
   return rows
 end
 
--- head: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether those who
--- wait are wanted.
+-- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
+-- waiters are wanted.
 function changes.p(now, wanted)
   local head = records.head
   if now < head.now then now = head.now end

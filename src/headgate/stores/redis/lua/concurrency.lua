@@ -124,7 +124,8 @@ function makers.concurrency()
       return false
     end
 
-    -- What is left of the leases, and those of ids on record and of called tickets; returns how many. Others register again.
+    -- What is left of the leases, and those of ids on record and of called tickets; returns how many. Others register
+    -- again.
     function Concurrency:_restore(now, member)
       local leases, known = space('leases', member), {}
       local left, ids, calls = leases:scan(now + 1), permits:scan(), space('calls'):scan()

@@ -16,7 +16,7 @@ end
 makers = {}
 local KINDS = {}
 
--- A kind by its name. What few decisions need of it is made by `more` when somebody asks for it.
+-- A kind by its name. What few decisions need of it is made by `more`, when one of those functions is first looked up.
 function kind_of(name)
   local kind = KINDS[name]
   if not kind then

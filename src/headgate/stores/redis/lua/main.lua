@@ -1,10 +1,11 @@
--- One call: what was sent is taken apart, every command decided, and what changed is written. redis_wire.py is the other end.
+-- One call: its arguments are decoded, every command is decided, and what changed is written. wire.py is the other end.
 --
--- args: the frame (format; policies: fingerprint, compiled …; zones: name, offsets …; heads: what commands have in common),
--- which is mostly the same from call to call; seen; now (0: the server's); then the commands. Where all of them have one head
--- in common, and it is of asks or ends, that is their arguments: of an ask its id, and its holder where it has one; of an end
--- its id and when it was granted; with the packed key where its limits are by one. Else they come in runs: the number of a
--- head, how many have it, and their arguments; heads of other commands are all there is of them.
+-- args: the frame (format; policies: fingerprint, compiled …; zones: name, offsets …; heads: what commands have in
+-- common), which is mostly the same from call to call; seen; now (0: the server's); then the commands. Where all of
+-- them have one head in common, and it is of asks or ends, that is their arguments: of an ask its id, and its holder
+-- where it has one; of an end its id and when it was granted; with the packed key where its limits are by one. Else
+-- they come in runs: the number of a head, how many have it, and their arguments; heads of other commands are all there
+-- is of them.
 
 local FORMAT = '1'
 -- For how long an idle gate is kept at least.
@@ -12,7 +13,7 @@ local IDLE = 7 * 86400 * SECOND
 -- The packed key of an ask that has none.
 local NO_KEY = '\144'
 
--- Frames, and the rest of the last gate's head, as they were last taken apart: a library keeps them.
+-- Frames, and the rest of the last gate's head, as they were last decoded: a library caches them.
 local FRAMES, LARGEST = 256, 4096
 local frames_made, frames_known = 0, {}
 local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', '', 0}
@@ -27,8 +28,8 @@ local function frame_of(raw)
     local common = unpacked(packed)
     frame.heads[tostring(index)] = common
     if common[1] == 'a' or common[1] == 'e' then
-      common.told = common[1] == 'e' or common[10]
-      common.size = 1 + (common.told and 1 or 0) + (common[3] and 1 or 0)
+      common.argued = common[1] == 'e' or common[10]
+      common.size = 1 + (common.argued and 1 or 0) + (common[3] and 1 or 0)
       if common[1] == 'a' then
         common.ask = {lease = common[4], plain = common[5], waits = common[6], remembered = common[7], latest = common[8],
           session = common[9]}
@@ -75,7 +76,7 @@ local function decide(now, common, id, argument, key)
     if not lease then return {'P', begin(now), {common[3], 0}, {}, {}, '', 0, 0} end
     local pulse = changes.n(now, {'n', '', {lease}, {}, true})
     if records.head.tickets > 0 then
-      -- It may end sooner than before, and somebody wait for just that.
+      -- The lease may end sooner than before, and a ticket wait for just that.
       local line = line_module()
       line.freed(records.head.now, recall(lease[1]).steps)
       line.serve(records.head.now)
@@ -88,7 +89,8 @@ end
 -- Why a call begins anew: a line of which keys are gone.
 local BROKEN_LINE = {}
 
--- The reply of a command whose decision raised; the second is true where the script has to be told more before it can decide.
+-- The reply of a command whose decision raised; the second is true where the script needs to know more before it can
+-- decide.
 local function failed(reply)
   records.last = false
   if type(reply) == 'string' and records.head.tickets > 0 and not records.forgets_line and find(reply, 'attempt to') then
@@ -102,20 +104,21 @@ local function failed(reply)
   return {'N', reply.need[1], reply.need[2]}, true
 end
 
--- Tell processes whom to wake; what was meant for those that nobody hears goes to others, who are told as well.
+-- Publish to processes which of their tickets to wake. Calls of a process that no longer subscribes go to other
+-- tickets, which are published as well.
 local function publish(now)
   while #records.wakes > 0 do
-    local told, unheard = {}, false
+    local messages, unheard = {}, false
     for _, wake in ipairs(records.wakes) do
-      local mine = told[wake[1]] or {}
-      told[wake[1]] = mine
+      local mine = messages[wake[1]] or {}
+      messages[wake[1]] = mine
       mine[#mine + 1] = {wake[2], wake[3] and format('%.0f', wake[3]) or cjson.null}
     end
     records.wakes = {}
     local line = line_module()
-    for session, mine in pairs(told) do
-      local listeners = redis.pcall('PUBLISH', 'hg:wake:' .. session, cjson.encode(mine))
-      if type(listeners) == 'number' and line.told(now, session, listeners) then unheard = true end
+    for session, mine in pairs(messages) do
+      local subscribers = redis.pcall('PUBLISH', 'hg:wake:' .. session, cjson.encode(mine))
+      if type(subscribers) == 'number' and line.published(now, session, subscribers) then unheard = true end
     end
     if unheard then line.serve(now) end
   end
@@ -147,7 +150,7 @@ local function main(keys, args, forgets_line)
   begin_line(head.line)
   records.life = max(head.life, IDLE)
   records.seen = tonumber(args[2])
-  -- A head that was lost alone.
+  -- The head was lost, and the states were not.
   if not found[1] then records.torn = call('EXISTS', states.key) == 1 end
 
   local now = tonumber(args[3])
@@ -156,10 +159,10 @@ local function main(keys, args, forgets_line)
     now = tonumber(time[1]) * SECOND + tonumber(time[2])
   end
 
-  -- Where overrides keep the head for ever, what stands beside it may have ended.
+  -- Where overrides keep the head for ever, the keys beside it may have expired.
   if now - head.fresh > head.life / 4 then head.ends, head.policy = '', '' end
 
-  -- --- taking it apart --------------------------------------------------------------------------------------------------
+  -- --- decoding ---------------------------------------------------------------------------------------------------------
 
   begin_plans(frame.policies)
   for index = 1, #frame.zones, 2 do
@@ -174,14 +177,14 @@ local function main(keys, args, forgets_line)
   local replies, writes, cursor, last = {}, false, 4, #args
   local common = frame.only
   if common and common.size == last - 3 then
-    -- Alone, as most are that do not come from a crowd.
+    -- One command, as most calls have while a process is uncontended.
     local id = args[4]
     if common[11] then
       records.fresh[1] = id
       if head.tickets > 0 then space('tickets'):know() end
     end
     permits:know()
-    local fine, reply = pcall(decide, now, common, id, common.told and args[5], common[3] and args[last] or NO_KEY)
+    local fine, reply = pcall(decide, now, common, id, common.argued and args[5], common[3] and args[last] or NO_KEY)
     if not fine then
       local need
       reply, need = failed(reply)
@@ -197,7 +200,7 @@ local function main(keys, args, forgets_line)
         common, count = frame.heads[args[cursor]], tonumber(args[cursor + 1])
         cursor = cursor + 2
       end
-      local size, told, keyed = common.size, common.told, common[3]
+      local size, argued, keyed = common.size, common.argued, common[3]
       local named = common[11] and fresh or old
       for _ = 1, size and min(count, (last + 1 - cursor) / size) or count do
         commands = commands + 1
@@ -205,7 +208,7 @@ local function main(keys, args, forgets_line)
         if size then
           local id = args[cursor]
           ids[commands], named[#named + 1] = id, id
-          if told then arguments[commands] = args[cursor + 1] end
+          if argued then arguments[commands] = args[cursor + 1] end
           cursor = cursor + size
           if keyed then given[commands] = args[cursor - 1] end
         end
@@ -255,11 +258,11 @@ local function main(keys, args, forgets_line)
   local life, due = records.life, false
   if records.far - head.now > life then life = floor((records.far - head.now) * 1.25) end
   if writes then
-    -- What lives as long as the gate is refreshed now and then, not with every write.
+    -- Keys that live as long as the gate are refreshed now and then, not with every write.
     due = life ~= head.life or head.now - head.fresh > life / 8 or head.fresh > head.now or head.overrides ~= rest[4]
     if due then head.life, head.fresh = life, head.now end
   end
-  -- Who only looks has at most tidied up what had run off.
+  -- A call that only peeks has at most deleted what had expired.
   local milliseconds = ceil(life / 1000)
   write_records(milliseconds, due)
   if writes or records.noticed or head.ends ~= rest[9] then

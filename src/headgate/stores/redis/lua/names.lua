@@ -1,20 +1,20 @@
 -- The names that the files of this folder share, declared before all of them.
 --
--- On servers that know functions (Redis 7, Valkey) all this is loaded once, as a library. As a script, every call makes its
--- functions anew. One that takes a name from the main chunk's own locals has it looked up among all of those; one that is
--- made inside another function takes it from there at once. So each file is the body of a function (see redis_script.py)
--- that sets the names below; and what few calls need is made when it is needed.
+-- On servers that know functions (Redis 7, Valkey) all this is loaded once, as a library. As a script, every call makes
+-- its functions anew. A function that takes a name from the main chunk's own locals has it looked up among all of
+-- those; one that is made inside another function takes it from there at once. So each part is the body of a function
+-- (see script.py) that sets the names below; and what few calls need is made when it is needed.
 
 -- redis.call, cmsgpack.pack, cmsgpack.unpack: a library has them only while it is called
 local call, pack, unpacked
 local format, find, floor, ceil, max, min = string.format, string.find, math.floor, math.ceil, math.max, math.min
 local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
--- For how long an id is known after its end, and after how many numbers what no longer says anything is forgotten.
+-- For how long an id is known after its end; after how many sequence numbers expired records are reaped.
 local REMEMBER, REAP_EVERY = 60 * SECOND, 256
 -- hg:{<gate>}
 local TAG
 
--- records.lua
+-- records/
 local records, states, permits, begin_records, begin_line, write_records, space, drop, names, states_there, amend, is_before
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
@@ -22,7 +22,7 @@ local outcome_of
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
 local earliest, earliest_now, blocked_by, charge, hold, let_go
--- commands.lua
+-- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
 -- batch.lua
 local admit_many

@@ -1,8 +1,9 @@
--- Which limits an ask must pass: the port of plan.py. A policy comes compiled (see redis_wire.py), with the call or from
--- the gate's `policies`; a ref is MessagePack: fingerprint, class, costs, key. It is compared and handed on as a string.
+-- Which limits an ask must pass: the port of plan.py. A policy comes compiled (see wire.py), with the call or from the
+-- gate's `policies`. A ref is MessagePack: fingerprint, class, costs, key. It is compared and handed on as a string.
 
--- What was made of policies and refs is the same for ever: a library keeps it from call to call. Of plans only a few: among
--- many keys hardly one is asked for again, and what is thrown away old costs the collector more than what it gets young.
+-- What policies and refs are compiled to never changes: a library caches it from call to call. Of plans only a few:
+-- among many keys hardly one is asked for again, and the garbage collector pays more for a table that was kept than for
+-- a new one.
 local POLICIES, MODELS, PLANS = 256, 256, 64
 local policies, models, plans, policies_made, models_made, plans_made, remembered = {}, {}, {}, 0, 0, 0, {}
 
@@ -29,12 +30,12 @@ function policy_of(fingerprint)
   return policy
 end
 
--- Leave the policy beside the state, so that whoever serves the line later can make the plan again.
+-- Store the policy beside the state, so that a command that serves the line later can make the plan again.
 function remember(policy)
   local fingerprint = policy.fingerprint
   if remembered[fingerprint] then return end
   remembered[fingerprint] = true
-  -- The head knows of one that is there: mostly it is this one.
+  -- The head names one policy that is stored: mostly it is this one.
   local head = records.head
   if head.policy == fingerprint then return end
   local kept = space('policies')
@@ -57,8 +58,8 @@ function limit_of(policy, index)
   return limit
 end
 
--- What all asks of one class and cost have in common: the steps before the key is known. A plan and its steps have of their
--- own only what the key decides, and look up the rest here: among many keys nearly every ask makes one.
+-- What all asks of one class and cost have in common: the steps before the key is known. A plan and its steps hold only
+-- what depends on the key, and look up the rest here: among many keys nearly every ask makes a plan.
 local function model_of(policy, rank, costs)
   local cost_of = {}
   for _, pair in ipairs(costs) do cost_of[pair[1]] = pair[2] end
@@ -130,7 +131,7 @@ function plan_for(beginning, key)
   return plans[ref] or plan_of(model, ref, unpacked(key))
 end
 
--- The plan of a ref, from the policy that was left with the state; `known` where that was lost.
+-- The plan of a ref, by the policy that is stored with the state; by `known` where that was lost.
 function recall(ref, known)
   local plan = plans[ref]
   if plan then
@@ -199,7 +200,7 @@ function earliest(now, steps, start)
   end
 end
 
--- The same for a line gate, in one pass.
+-- `earliest` for a line gate, in one pass.
 function earliest_now(now, steps)
   local at, last = now, nil
   for index = 1, #steps do

@@ -20,7 +20,7 @@ local function again(now, plan, known)
   return {known[2], known[5] and known[3] or 0, known[4], known[7] and 1 or 0, 1}
 end
 
--- The asker learns it from the reply.
+-- The waiter of this ticket learns from the reply what it would be woken for.
 local function drop_own_wakes(id)
   local wakes = records.wakes
   if #wakes == 0 then return end
@@ -53,7 +53,7 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
     now, head.paused > now and 'paused' or '')
 end
 
--- Whoever asks, and whose ticket may be the next.
+-- The command that is being decided, whose ticket may be the next to be called.
 local function asker_of(now, ask, plan, id, holder)
   local asker = {id = id, has_taken = false}
   function asker.take(steps)
@@ -98,7 +98,7 @@ function admit(now, ask, plan, id, holder)
   now = begin(now)
   local head = records.head
   local ticket = head.tickets > 0 and id ~= '' and line_module().find(id) or nil
-  if ask.remembered and not (ticket and ticket.remembered) then -- who stands in line under an id on record has no permit
+  if ask.remembered and not (ticket and ticket.remembered) then -- an id on record that stands in line has no permit
     local known = permits:get(id)
     if known then
       if known[3] + REMEMBER <= now then

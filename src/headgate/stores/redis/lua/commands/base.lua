@@ -1,4 +1,4 @@
--- The commands: the port of commands/. Each decides about one gate; a reply is what redis_wire.py makes a value of.
+-- What the commands have in common: the port of commands/base.py. A reply is an array or a number, which wire.py decodes.
 
 local REAP, TAKEN_BACK = 512, 2
 
@@ -20,7 +20,7 @@ local function ended_of(lost, adapted)
   return (lost and 1 or 0) + (adapted and 2 or 0)
 end
 
--- Among what is assumed after a loss: that the line is gone, and nobody holds anything any more.
+-- A member of `assumed` after a loss: the line is gone, so that no call holds anything any more.
 local NO_LINE = ''
 
 local function is_overridden(member)
@@ -30,9 +30,9 @@ local function is_overridden(member)
   return overrides:get(base) ~= nil or overrides:get(base .. '|' .. key) ~= nil
 end
 
--- Forget what no longer says anything: idle keys, ended permits. Their scores are lower bounds, checked here.
+-- Delete what has expired: idle states, ended permits. Their scores are lower bounds, checked here.
 local function reap(now)
-  records.head.policy = '' -- it may be gone; whoever leaves one next looks
+  records.head.policy = '' -- it may be gone; the next `remember` looks
   for _ = 1, REAP do
     local score, member = states:first()
     if not score or score > now then break end
@@ -71,11 +71,11 @@ end
 function lose(now)
   if records.noticed then return end
   records.noticed = true
-  states_there() -- as long as the head tells
+  states_there() -- while the head still says so
   drop('assumed')
   local head = records.head
   head.lost = now
-  -- What the head knows of the other keys may not be so any more.
+  -- What the head says of the other keys may not be so any more.
   head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
 end
 
@@ -139,7 +139,7 @@ function pause(until_, reason)
   if until_ > head.paused then head.paused, head.reason = until_, reason end
 end
 
--- Whether two refs ask for the same, whatever version of the configuration asked.
+-- Whether two refs ask for the same, by whatever version of the configuration.
 local function same(ref, other)
   if ref == other then return true end
   local function equal(these, those)
@@ -155,19 +155,19 @@ local function same(ref, other)
   return a[2] == b[2] and equal(a[3], b[3]) and equal(a[4], b[4])
 end
 
--- Whether they go by the same version of it too.
+-- Whether two refs ask for the same, by the same version of the configuration.
 local function same_plan(ref, other)
   return ref == other or unpacked(ref)[1] == unpacked(other)[1] and same(ref, other)
 end
 
--- The reply of so many grants in a row, with numbers from `seq` on; nil where the reply before it can say so as well.
+-- The reply to so many grants in a row, with numbers from `seq` on; nil where the last reply was extended by them.
 function granted(at, expires, seq, worth, count)
-  local last, tells = records.last, worth and 1 or 0
-  if last and last[1] == at and last[2] == expires and last[3] + last[5] == seq and last[4] == tells then
+  local last, worth_bit = records.last, worth and 1 or 0
+  if last and last[1] == at and last[2] == expires and last[3] + last[5] == seq and last[4] == worth_bit then
     last[5] = last[5] + count
     return nil
   end
-  last = {at, expires, seq, tells, count}
+  last = {at, expires, seq, worth_bit, count}
   records.last = last
   return last
 end

@@ -10,7 +10,7 @@ local function endings()
     for _, step in ipairs(steps) do
       if step.limit.leased then
         local leases = space('leases', step.member)
-        if records.head.tickets > 0 then leases:len() end -- whoever is called next needs it: sooner is cheaper
+        if records.head.tickets > 0 then leases:len() end -- serving the line needs it, and now it is cheaper
         prune(leases, now)
         if not leases:get(id) and not (step.limit:recover(now, step.member) and leases:get(id)) then alive = false end
       end
@@ -34,10 +34,10 @@ local function endings()
   end
 
   local function amounts(now, steps, lost, end_, at, confirmed)
-    -- A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back, or
-    -- shorten, what others were charged; so only what it cost in addition is charged.
+    -- A lost lease may have been released by another process, and all of this done then. Doing it again would give back, or
+    -- shorten, what other permits were charged; so only what it cost in addition is charged.
     local outcome, actual = outcome_of(end_.outcome), end_.actual
-    local told = end_.worth and not lost and confirmed == 0
+    local confirms = end_.worth and not lost and confirmed == 0
       and (outcome.answered or (not end_.outcome and not actual))
     for _, step in ipairs(steps) do
       local limit, cost = step.limit, step.cost
@@ -52,12 +52,12 @@ local function endings()
           if back < 0 or not lost then limit:refund(now, step.member, back, step.value, at, confirmed) end
           cost = min(cost, really)
         end
-        if told then limit:confirm(now, step.member, cost, step.value, at) end
+        if confirms then limit:confirm(now, step.member, cost, step.value, at) end
       end
     end
   end
 
-  -- Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time.
+  -- Store it with the lease and the id: a release by another process must not confirm it a second time.
   local function mark_confirmed(now, steps, id, permit)
     for _, step in ipairs(steps) do
       if step.limit.leased then
@@ -76,8 +76,8 @@ local function endings()
     local head, outcome = records.head, end_.outcome
     local steps = head.overrides > 0 and current(plan) or plan.steps
     local permit = end_.remembered and permits:get(id) or nil
-    if permit and permit[6] then return 1 end -- releasing twice is harmless, and whoever comes second is told
-    -- A confirmation that is said again, since its reply was lost, must not shorten what somebody else was charged.
+    if permit and permit[6] then return 1 end -- releasing twice is harmless; the second says so
+    -- A confirmation that is repeated, since its reply was lost, must not shorten what another permit was charged.
     local confirmed = end_.confirmed
     if confirmed == 0 and permit then confirmed = permit[8] or 0 end
     local lost, adapted = false, false
@@ -106,12 +106,12 @@ local function endings()
     return ended_of(lost, adapted)
   end
 
-  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was. An id made by a gate tells its
+  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was. An id made by a gate has its
   -- key after a `~`.
   local function lease_row(policy, id)
-    local _, told = partition(id, '~')
+    local _, key_text = partition(id, '~')
     local key = {}
-    for part in told:gmatch('[^,]+') do
+    for part in key_text:gmatch('[^,]+') do
       local by, value = partition(part, '=')
       if part:find('=', 1, true) then key[by] = value end
     end

@@ -1,6 +1,6 @@
 -- Serving the line: tickets that fit are called, and calls that were not taken are given back.
 
--- A call ends: what it holds is free again.
+-- End a call: what it holds is free again.
 function _take_off(now, ticket)
   local steps = recall(ticket.ref).steps
   let_go(now, steps, {ticket.id, 0, false})
@@ -16,7 +16,7 @@ local function _give_back(now, id)
   _write(ticket)
 end
 
--- All calls are taken back: their tickets stand in line again, in their old places.
+-- Take back all calls: their tickets stand in line again, in their old places.
 function line.take_back(now)
   for _, pair in ipairs(space('calls'):scan()) do
     local ticket = find(pair[2])
@@ -40,8 +40,8 @@ local function _promote(id)
   _enter(ticket)
 end
 
--- Of every member that may have room now, the first parked lane gets ready; the next follows when that is called.
--- Returns the highest tier that has got one, whose turn it is then.
+-- At every member that may have room now, make the first parked lane ready; the next follows when that is called.
+-- Returns the highest tier that has got such a lane: serving goes on from there.
 local function _look_again(now, due, looked)
   local tier = NEVER
   local score, member = due:first()
@@ -54,7 +54,7 @@ local function _look_again(now, due, looked)
       looked[lane] = looked[lane] or member
       tier = min(tier, _tier_of(lane))
       if space('parked', member):first() then
-        -- It is looked at again when this one is called or leaves; and at last by itself.
+        -- The next is looked at when this one is called or leaves, and otherwise after a second.
         due:put(member, 1, now + SECOND)
       end
     else
@@ -65,7 +65,7 @@ local function _look_again(now, due, looked)
   return tier
 end
 
--- The one lane of those who have neither a class nor a key.
+-- The one lane of tickets that have neither a class nor a key.
 local PLAIN = '0.0.'
 
 local function _next_lane(tier, tiers, blocked)
@@ -91,7 +91,7 @@ local function _call(now, lane, ticket, steps, claim)
   records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
 end
 
--- The processes that have a call to take (a few of them will do).
+-- The sessions of called tickets (a few of them will do).
 local function _with_calls_out()
   local sessions = {}
   for _, pair in ipairs(space('calls'):scan(nil, 8)) do sessions[find(pair[2]).session] = true end
@@ -116,7 +116,7 @@ local function _first_of(from, found)
   return nil
 end
 
--- Some ticket that stands in a lane, to keep the timer.
+-- Any ticket that stands in a lane, to keep the timer.
 local function _any_waiting(but_not)
   local sessions = space('sessions')
   local function waiting(id)
@@ -142,7 +142,7 @@ local function _keep_timer(now, waits, blocked, clocks)
   if holder then
     local busy_sessions = _with_calls_out()
     if busy_sessions[holder.session] then
-      -- Its process has a call to take, and may be dead: somebody of another one had better look after the time.
+      -- Its process has a call to take, and may be dead: a ticket of another process had better keep the timer.
       holder = _any_waiting(busy_sessions) or holder
     end
   end
@@ -179,7 +179,7 @@ local function _call_all(now, asker)
       local plan = recall(ticket.ref)
       local steps = overridden and current(plan) or plan.steps
       if overridden and too_large(plan, steps) then
-        -- An override has made it impossible. Its waiter asks again, and is told so.
+        -- An override has made it impossible. Its waiter asks again, and is refused.
         remove(now, ticket)
         records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
       else
@@ -202,7 +202,7 @@ local function _call_all(now, asker)
           local came_from = looked[lane] or member
           looked[lane] = nil
           if came_from ~= member and due:get(came_from) then
-            due:put(came_from, 1, now) -- it made no use of the room there: the next may
+            due:put(came_from, 1, now) -- it made no use of the room there: the next lane may
           end
         else
           blocked[#blocked + 1] = {tier, max(0, step.rank)}
@@ -220,21 +220,21 @@ local function _call_all(now, asker)
     local _, id = space('lane', lane):first()
     waits[1] = {score, string.match(member, '^[^|@]*'), find(id)}
   end
-  -- Somebody stands in a lane, and in no order.
+  -- There is a lane that is neither ready nor parked.
   if not waits[1] and space('lanes'):len() > 0 then broken() end
   _keep_timer(now, waits, blocked, CLOCKS)
 end
 
--- How many there were to hear what a process was told. Where somebody was before and nobody is now, it is dead or cut
--- off: its calls are taken back at once, and it is skipped until it is heard of again. Returns whether it is so.
-function line.told(now, session, listeners)
+-- A message to a process had so many subscribers. Where it had one before and has none now, the process is dead or cut off:
+-- its calls are taken back at once, and it is skipped until it is heard of again. Returns whether it is so.
+function line.published(now, session, subscribers)
   local sessions = space('sessions')
   local was = sessions:get(session)
-  if listeners > 0 then
+  if subscribers > 0 then
     if was == THERE then sessions:set(session, LISTENS) end
     return false
   end
-  if was ~= LISTENS then return false end -- its connection may be about to be made, or be with another of a cluster
+  if was ~= LISTENS then return false end -- it may be about to subscribe, or subscribed at another server of a cluster
   _put_to_sleep(session)
   for _, pair in ipairs(_tickets_of(session)) do
     local ticket = find(pair[2])
@@ -247,8 +247,9 @@ function line.told(now, session, listeners)
   return true
 end
 
--- Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer.
--- An asker is here: when its ticket is the one to be called, it takes what it asks for instead.
+-- Do all that is due: give back calls that were not taken, remove dead sessions, end patience, call the tickets that
+-- fit, and choose the ticket that keeps the timer. `asker` is the command that is being decided: when its own ticket is
+-- the one to be called, it takes what it asks for instead.
 function line.serve(now, asker)
   local calls = space('calls')
   local score, first = calls:first()

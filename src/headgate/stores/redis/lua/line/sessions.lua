@@ -1,6 +1,6 @@
--- Processes that have tickets: heard of, asleep, dead.
+-- The sessions that tickets belong to: one per process, which is heard of, asleep or dead.
 
--- All tickets of a process, which are read in one go.
+-- All tickets of a process, read in one go.
 local function _tickets_of(session)
   local found = space('of', session):scan()
   space('tickets'):prefetch_pairs(found)
@@ -8,7 +8,7 @@ local function _tickets_of(session)
 end
 
 -- A process was heard of. Returns whether it had been asleep: then its tickets stand in line again.
--- A ticket that missed its call comes back only when its waiter itself was heard of (`own`).
+-- A ticket that missed its call comes back only when its own waiter was heard of (`own`).
 local function hear(now, session, own)
   local sessions = space('sessions')
   local was = sessions:get(session)

@@ -1,6 +1,6 @@
 -- Standing in line: tickets enter and leave their lanes, lanes get ready and are parked.
 
--- A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody.
+-- Put a new ticket at the end of its lane. Returns whether the line must be served: the ticket may be the first of a lane.
 function line.stand(now, plan, id, session, holder, lease, remembered)
   local known = space('sessions'):get(session) ~= nil
   local woke = hear(now, session)
@@ -23,12 +23,12 @@ function line.stand(now, plan, id, session, holder, lease, remembered)
   local behind = _enter(ticket)
   _count()
   if woke or not (known and behind) or now >= timer_at then return true end
-  -- Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
-  -- may end before anybody looks.
+  -- Behind another ticket of its own lane, and of a process that stands in line already: no turn has changed. Its patience
+  -- may end before the timer.
   return rank > 0 and now + plan.policy.patience < timer_at
 end
 
--- Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place.
+-- The waiter asked again from another process, under the same id: the ticket is that process's now, in its old place.
 function line.adopt(ticket, session)
   local mine = space('of', ticket.session)
   mine:delete(ticket.id)
@@ -54,10 +54,10 @@ function remove(now, ticket)
 end
 line.remove = remove
 
--- A ticket that stands in no lane and has no call is no more, and with the last of its process that.
+-- Delete a ticket that stands in no lane and has no call, and with the last of its process the session.
 function _forget(ticket)
   local tickets = space('tickets')
-  tickets:len() -- before one goes that is known to be there: after that it would have to be looked at
+  tickets:len() -- before the ticket goes, while it is cached: after that it would have to be read
   tickets:delete(ticket.id)
   if ticket.tier > 0 then space('young'):delete(ticket.id) end
   local mine = space('of', ticket.session)
@@ -72,7 +72,7 @@ function _count()
   local tickets = space('tickets'):len()
   amend({tickets = tickets})
   if tickets == 0 then
-    -- Nobody waits: whose turn it would have been says nothing any more.
+    -- No ticket waits: whose turn it would have been says nothing any more.
     for tier = 0, meta_of().tiers - 1 do drop('rest', tostring(tier)) end
     drop('line', '')
     drop('calls')
@@ -80,7 +80,7 @@ function _count()
   end
 end
 
--- Into its lane. Returns whether others of that lane were there.
+-- Put a ticket into its lane. Returns whether the lane had others.
 function _enter(ticket)
   _write(ticket)
   local lane = _lane_of(ticket)
@@ -91,7 +91,7 @@ function _enter(ticket)
     local rest = space('rest', tostring(ticket.tier))
     local tag = max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)
     rest:delete(lane)
-    -- Of lanes that come at the same turn, the first to come goes first.
+    -- Of lanes that get ready at the same turn, the first to come goes first.
     _turn(ticket.tier, 0, INSTANT)
     _make_ready(lane, tag)
     return false
@@ -100,14 +100,14 @@ function _enter(ticket)
     if not space('due'):get(row[2]) then broken() end
     local _, first = queue:first()
     if first == ticket.id then
-      -- It came back to the front of a parked lane: look at it afresh.
+      -- The ticket came back to the front of a parked lane: look at that lane afresh.
       _unpark(lane, row)
     end
   end
   return true
 end
 
--- The virtual time of a tier moves on: to `least` at least, and by so much more. Returns it.
+-- Advance the virtual time of a tier: to `least` at least, and by so much more. Returns it.
 function _turn(tier, least, by)
   local turns = meta_of().turns
   turns[tier + 1] = max(turns[tier + 1], least) + by
@@ -115,7 +115,7 @@ function _turn(tier, least, by)
   return turns[tier + 1]
 end
 
--- Out of its lane. The lane's turn does not move: nothing was taken.
+-- Take a ticket out of its lane. The lane's turn does not move: nothing was taken.
 function _leave(ticket)
   local lane = _lane_of(ticket)
   local queue = space('lane', lane)
@@ -130,16 +130,16 @@ function _leave(ticket)
   end
   local due = space('due')
   if row[2] ~= '' and due:get(row[2]) then
-    due:put(row[2], 1, 0) -- whoever was parked behind it looks again, at the serving that follows
+    due:put(row[2], 1, 0) -- lanes that are parked behind it are looked at by the serving that follows
   end
 end
 
--- The first of a ready lane was called: its lane's turn moves on by what the ticket takes.
+-- The first ticket of a ready lane was called: the lane's turn moves on by what the ticket takes.
 local function _advance(lane, ticket)
   local queue = space('lane', lane)
   queue:delete(ticket.id)
   local tag = space('lanes'):get(lane)[1]
-  -- Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
+  -- Time also moves by what each waiting ticket has got in the mean: a ticket that comes later stands behind those that
   -- were here, however many come.
   local turn = _turn(ticket.tier, tag, ticket.weight / max(1, records.head.tickets))
   if not queue:first() then
@@ -168,8 +168,8 @@ function _close(lane, ticket, tag, parked, turn)
   if meta_of().plain then lanes.count = lanes.count or 1 else lanes:len() end -- as in `_forget`
   lanes:delete(lane)
   drop('lane', lane)
-  -- Who comes back soon goes on where it was: leaving and coming again is no way to the front.
-  if turn and tag <= turn then return end -- it has come to that already
+  -- A lane that comes back soon goes on where it was: leaving and coming again is no way to the front.
+  if turn and tag <= turn then return end -- that turn has come already
   space('rest', tostring(ticket.tier)):put(lane, tag, tag)
 end
 
@@ -196,7 +196,7 @@ local function _park(lane, member, until_)
   parked:put(lane, false, _order(lane, tag))
   local due = space('due')
   local _, first = parked:first()
-  -- The first is waited for; whoever is behind it looks when that one has gone.
+  -- The first lane is waited for; the one behind it is looked at when that has gone.
   if not due:get(member) or first == lane then due:put(member, 1, until_) end
 end
 
@@ -205,25 +205,25 @@ function _unpark(lane, row)
   _make_ready(lane, row[1])
 end
 
--- Something came back on these limits: whoever is parked at one of them may look again.
+-- Something came back on these limits: lanes that are parked at one of them are looked at again.
 function freed(now, steps)
   local due = space('due')
   for _, step in ipairs(steps) do
-    if step.keyed and due:get(step.member) then -- every member at which somebody is parked is due at some time
+    if step.keyed and due:get(step.member) then -- every member at which a lane is parked is due at some time
       due:put(step.member, 1, now)
     end
   end
 end
 line.freed = freed
 
--- Whether taking a call changes nobody's turn, so that the line need not be served.
+-- Whether taking a call changes no turn, so that the line need not be served.
 function line.is_certain(now, plan, call_ends)
   local timer_at = meta_of().timer_at
   return plan.lease == 0 and plan.lane == '' and now < timer_at and timer_at < call_ends
 end
 
--- Whether a confirmation changes nobody's turn yet: what it gives back comes free `per` from now at the soonest, and
--- whoever keeps the timer looks before that.
+-- Whether a confirmation changes no turn yet: what it gives back comes free `per` from now at the soonest, and the ticket
+-- that keeps the timer has the line served before that.
 function line.is_early(now, plan)
   local timer_at = meta_of().timer_at
   return plan.lane == '' and now < timer_at and timer_at <= now + plan.soonest

@@ -1,9 +1,9 @@
 -- The order of waiting asks: the port of line.py, function by function, with the same names and the same order of
 -- arithmetic. What the spaces are, and why the order is what it is, is said at the head of line.py.
 --
--- Most calls of the script find no ticket. Making a closure costs more than a decision does, so all functions of this folder
--- are made together, when `line_module()` is first called, by a command that sees a ticket or asks for one. A library keeps
--- them.
+-- Most calls of the script find no ticket. Making a closure costs more than a decision does, so all functions of this
+-- folder are made together, when `line_module()` is first called, by a command that sees a ticket or asks for one. A
+-- library keeps them.
 
 -- A process that was not heard of for this long is dead.
 local SESSION = 10 * SECOND
@@ -14,7 +14,7 @@ local INSTANT = 2 ^ -40
 -- Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
 local ASLEEP, MISSED = 1, 2
 line.ASLEEP, line.MISSED = ASLEEP, MISSED
--- What is known of a process: it may be there; it is asleep; somebody was listening when it was last told something.
+-- What is known of a process: it may be there; it is asleep; it was subscribed when something was last published to it.
 local THERE, SLEEPS, LISTENS = 0, 1, 2
 
 -- Keys of the line are gone: what is left of it is of no use (see `reply_to` in main.lua).
@@ -24,8 +24,9 @@ end
 
 local _enter, _leave, _forget, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
 
--- A Meta and a Ticket are arrays where they are stored, in the order of line.py, and have names here. A Meta has one more:
--- `plain` while nobody has come with a class or a key, so that nobody is `young`, and nobody parked until anything is `due`.
+-- A Meta and a Ticket are stored as arrays, in the order of line.py, and have names here. A Meta has one field more:
+-- `plain` while no ticket has a class or a key, so that no ticket is `young` and no lane is parked until something is
+-- `due`.
 
 local meta, meta_changed = false, false
 
@@ -34,7 +35,7 @@ function line.begin()
   meta, meta_changed = false, false
 end
 
--- One get and one write for a whole batch: `finish` is called when the batch is done. Whoever changes it says so.
+-- One get and one write for a whole batch: `finish` is called when the batch is done. A change sets `meta_changed`.
 local function meta_of()
   if not meta then
     local found = space('line'):get('meta')
@@ -73,7 +74,7 @@ local function find(id)
 end
 line.find = find
 
--- Of these tickets, those whose waiters should come: they were called or missed a call; and those that are gone.
+-- Of these tickets, those whose waiters should ask: they were called or missed a call; and those that are gone.
 function line.look_up(ids, called, unknown)
   local tickets = space('tickets')
   for _, id in ipairs(ids) do
@@ -110,7 +111,7 @@ local function _order(lane, tag)
   return _tier_of(lane) * TIER + tag
 end
 
--- Whether a new ask would stand behind somebody who waits.
+-- Whether a new ask would stand behind a ticket that waits.
 function line.is_behind(plan)
   local rank = plan.rank
   for _, from in ipairs(meta_of().blocked) do
@@ -120,11 +121,11 @@ function line.is_behind(plan)
   return _ahead(plan.steps, (rank + 1) * TIER) ~= nil
 end
 
--- The member of these steps at which somebody who goes before `order` is parked, if there is one.
+-- The member of these steps at which a lane that goes before `order` is parked, if there is one.
 function _ahead(steps, order)
   local due = space('due')
   for _, step in ipairs(steps) do
-    if step.keyed and due:get(step.member) then -- every member at which somebody is parked is due at some time
+    if step.keyed and due:get(step.member) then -- every member at which a lane is parked is due at some time
       local score = space('parked', step.member):first()
       if score and score < order then return step.member end
     end

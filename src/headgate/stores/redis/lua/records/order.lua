@@ -1,6 +1,6 @@
 -- The order of a space: its first member, its members from a score on, how many there are.
 
--- The lowest: score, member; nil where there is none.
+-- The lowest score and its member; nil where there is none.
 function Space:first()
   while true do
     local front = self.front
@@ -23,7 +23,7 @@ function Space:first()
   end
 end
 
--- `front` has the first few of the order, or the `whole` of it; those that moved since are passed over.
+-- Read the first few of the order into `front`, or the `whole` of it; members that moved since are passed over.
 function Space:_fetch()
   -- Two at first: that also tells whether there are any when the first has gone.
   local fetch = self.fetch
@@ -47,7 +47,7 @@ end
 
 function Space:_insert(score, member)
   local pair, front = {score, member}, self.front
-  -- Behind what was read: it is found when that has been used up.
+  -- Behind what was read: it is read when that has been used up.
   if not self.whole and not is_before(pair, self.last) then return end
   local at = #front + 1
   while at > 1 and is_before(pair, front[at - 1]) do at = at - 1 end
@@ -61,7 +61,7 @@ function Space:scan(since, most)
   if self.cleared then
     raw = {}
   elseif most then
-    local moved = 0 -- so many of those that are read may be elsewhere by now
+    local moved = 0 -- so many of those that are read may have another score by now
     for _, how in pairs(touched) do
       if how > 1 then moved = moved + 1 end
     end

@@ -1,4 +1,4 @@
--- Records: the state of one gate, as records.py has it. Read when asked for, kept for this call, written once at its end.
+-- Records: the state of one gate, as records.py has it. Read when asked for, cached for this call, written once at its end.
 --
 -- Keys, all of one gate and one slot (KEYS[1] is hg:{<gate>}):
 --
@@ -6,37 +6,37 @@
 --   hg:{gate}:<kind>            HASH  member → value (MessagePack)
 --   hg:{gate}:<kind>:z          ZSET  the same members in order: a moment in µs, a tag, an arrival
 --   hg:{gate}:<kind>/<name>     the same for spaces that have a name: leases/in_flight, windows/rpm, lane/0.0.org=acme …
---   hg:{gate}:names/<kind>      SET   the names of a kind's spaces, where somebody lists them
+--   hg:{gate}:names/<kind>      SET   the names of a kind's spaces, for the kinds in LISTED
 --
 -- Kinds in BARE have no values: only the ZSET. Kinds in FLAT have no order: only the HASH. None is `false` inside arrays.
 --
 -- Nothing is written before the whole batch is decided: a call that fails on the way has changed nothing.
 --
--- A server that evicts may take one key and leave the others. So `states` and every `leases/…` have a member more, MARK,
--- from when they are made: where that is missing, they are not empty but gone. Of a line that does not fit together any
--- more nothing can be made: it is forgotten, which is to say that it goes on under other keys (LINE).
+-- A server that evicts may take one key and leave the others. So `states` and every `leases/…` have one more member, MARK,
+-- from when they are made: where that is missing, they are not empty but gone. A line whose keys no longer fit together
+-- cannot be repaired: it is forgotten, and goes on under other keys (LINE).
 
 local BARE = {lane = true, ready = true, parked = true, due = true, calls = true, of = true, young = true}
 local FLAT = {tickets = true, lanes = true, line = true, policies = true, assumed = true, zones = true}
 local NUMERIC = {windows = true, promised = true}
--- Kinds whose scores are moments: whatever they name must not expire before.
+-- Kinds whose scores are moments: their keys must not expire before.
 local MOMENTS = {states = true, windows = true, promised = true, leases = true, permits = true}
--- Spaces that are refreshed with the head, not with every write: see `main.lua`. The head knows by these letters which of
--- them have been given their end; what a person has set has none.
+-- Spaces whose expiry is refreshed with the head, not with every write: see main.lua. The head says by these letters
+-- which of them have been given an expiry; what a person has set has none.
 local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = ''}
 local LISTED = {leases = true, windows = true, promised = true}
--- Spaces whose keys, once they are there, need not be given another end by every write: the line's by the name of the kind
--- alone are refreshed with the head too, leases once a day (concurrency.lua).
+-- Spaces whose expiry need not be refreshed by every write once their keys are there: those of the line that have no
+-- name are refreshed with the head too, leases once a day (concurrency.lua).
 local LASTING = {leases = true, tickets = true, lanes = true, line = true, calls = true, sessions = true, due = true,
   young = true}
--- What line.lua keeps.
+-- The spaces of the line.
 local LINE = {tickets = true, lanes = true, line = true, lane = true, ready = true, parked = true, due = true, calls = true,
   sessions = true, of = true, young = true, rest = true}
 
--- No limit and no id is called so; and its value is nil in MessagePack, should somebody read it.
+-- No limit and no id has this name; its value is nil in MessagePack, should it be read.
 local MARK, NOTHING = '', '\192'
 
--- What is known to be absent; and what is put with many others, see `put_many`.
+-- In the place of a value: known to be absent; put with many others, see `put_many`.
 local GONE, AMONG_MANY = {}, {}
 
 -- Strings in the order of their bytes, as in a sorted set: `<` goes by the server's locale.
@@ -57,7 +57,7 @@ end
 local Space = {}
 Space.__index = Space
 
--- What all spaces of a kind have in common, and what a new one begins with: looked up there, not made for each.
+-- What all spaces of a kind have in common, and what a new one begins with: looked up in its class, not copied to each.
 local CLASSES = {}
 
 local function class_of(kind)
@@ -71,8 +71,8 @@ local function class_of(kind)
   return class
 end
 
--- A library keeps the spaces of the last few gates, empty: to empty one costs less than to make it. `spaces` has those of
--- this gate, by kind and name; `used` those that this call has to do with.
+-- A library keeps the spaces of the last few gates, empty: emptying one costs less than making it. `spaces` has those
+-- of this gate, by kind and name; `used` those that this call uses.
 local GATES, SPACES, FEW = 16, 48, 16
 local kept, gates_kept, gate, spaces, used = {}, 0, nil, nil, nil
 
@@ -101,7 +101,7 @@ function space(kind, name)
   return found
 end
 
--- What is left of a table when all is taken out of it.
+-- A table without its entries: the same where they are few, else a new one.
 local function emptied(table_)
   local count = 0
   for key in next, table_ do
@@ -112,7 +112,7 @@ local function emptied(table_)
   return table_
 end
 
--- As it was made, as far as it matters: what says something only beside `front` or `dirty` may stay.
+-- Back to what it was when it was made. Fields that only matter beside `front` or `dirty` may stay.
 local function empty(self)
   self.used, self.there, self.ordered, self.checked = false, false, false, false
   if next(self.values) ~= nil then self.values = emptied(self.values) end
@@ -125,12 +125,12 @@ local function empty(self)
   end
 end
 
--- A member as Redis spells it. Not `..`, which keeps 14 digits of a number.
+-- A member as it is named in Redis. Not by `..`, which keeps 14 digits of a number.
 local function spelt(self, member)
   return self.numeric and type(member) == 'number' and format('%.0f', member) or member
 end
 
--- Have many members read in one go: those that were not looked at before.
+-- Read many members in one go: those that are not cached.
 function Space:prefetch(members)
   if self.cleared then return end
   local values, asked, wanted = self.values, {}, {}
@@ -146,15 +146,16 @@ function Space:prefetch(members)
   end
 end
 
--- The ids that this call is about: several are read in one go, and those that were made for it cannot be there.
+-- Cache the ids that this call is about: several are read in one go, and those that were made for it cannot be there.
 function Space:know()
   local ids, values = records.ids, self.values
   if #ids > 1 then self:prefetch(ids) end
   for _, id in ipairs(records.fresh) do values[id] = GONE end
 end
 
--- How many of these members, from one on, are known to be absent. They count as present from then on, for `put_many`.
-function Space:claim(members, from, most)
+-- Of these members, from one on, how many in a row are known to be absent. They count as present from then on, for
+-- `put_many`.
+function Space:reserve_ids(members, from, most)
   local values = self.values
   for index = from, from + most - 1 do
     local member = members[index]
@@ -164,8 +165,8 @@ function Space:claim(members, from, most)
   return most
 end
 
--- Put members that were claimed, all in one place. Of their values, which are lists, one element counts up from `number`; what
--- stands before and after it is packed.
+-- Put members that were reserved, all with one score. Their values are lists in which one element counts up from `number`;
+-- `before` and `after` are the packed elements around it.
 function Space:put_many(members, from, count, before, number, after, score)
   local many = self.many or {}
   self.many, self.dirty = many, true
@@ -173,19 +174,19 @@ function Space:put_many(members, from, count, before, number, after, score)
   if score > records.far then records.far = score end
 end
 
--- The value of one of those.
+-- The value of a member that was put with many others.
 local function one_of_many(self, member)
-  for _, crowd in ipairs(self.many) do
-    for index = 0, crowd[3] - 1 do
-      if crowd[1][crowd[2] + index] == member then
-        self.values[member], self.scores[member] = unpacked(crowd[4] .. pack(crowd[5] + index) .. crowd[6]), crowd[7]
+  for _, batch in ipairs(self.many) do
+    for index = 0, batch[3] - 1 do
+      if batch[1][batch[2] + index] == member then
+        self.values[member], self.scores[member] = unpacked(batch[4] .. pack(batch[5] + index) .. batch[6]), batch[7]
         return self.values[member]
       end
     end
   end
 end
 
--- The same as `prefetch` for what `scan` found.
+-- `prefetch` for what `scan` found.
 function Space:prefetch_pairs(found)
   if #found < 3 then return end
   local members = {}
@@ -220,9 +221,9 @@ function Space:score(member)
   return score or nil
 end
 
--- `touched` has what is to be written of a member: 1 its value, 2 its place, 3 both.
+-- `touched` says what is to be written of a member: 1 its value, 2 its score, 3 both.
 
--- Set a value and leave the member's place in the order.
+-- Set a value and leave the member's score.
 function Space:set(member, value)
   if self.count and self:get(member) == nil then self.count = self.count + 1 end
   self.values[member] = value
@@ -236,7 +237,7 @@ function Space:touch(member)
   self.dirty = true
 end
 
--- Set a value, and (re)place the member in the order.
+-- Set a value and a score.
 function Space:put(member, value, score)
   local scores, touched = self.scores, self.touched
   local moves = scores[member] ~= score
@@ -270,7 +271,7 @@ function Space:delete(member)
   self.dirty = true
 end
 
--- A call begins: nothing is known yet.
+-- A call begins: nothing is cached yet.
 function begin_records()
   records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, torn = false, states_there = nil,
     head = false}
@@ -285,7 +286,7 @@ function begin_records()
   states, permits = space('states'), space('permits')
 end
 
--- The line is under the keys of this number: see LINE.
+-- The line's keys have this number in their names: see LINE.
 function begin_line(number)
   if gate.line ~= number then
     spaces = {states = spaces.states, permits = spaces.permits}

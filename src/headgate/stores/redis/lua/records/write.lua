@@ -1,4 +1,4 @@
--- Writing back: once per call, at its end.
+-- Writing: once per call, at its end.
 
 local function send(command, key, arguments)
   local count = #arguments
@@ -11,10 +11,10 @@ local function send(command, key, arguments)
   return changed
 end
 
--- One member. Returns whether its value was set, whether it was placed, and whether anything was taken away.
+-- Write one member. Returns whether its value was set, whether its score was, and whether anything was deleted.
 --
--- It is placed before it is set: an order is often empty, and while a slot moves to another master, a command on a key that
--- is not there cuts the call short. A row without its place would be taken for lost.
+-- The score goes first: an order is often empty, and while a slot moves to another master, a command on a key that is
+-- not there cuts the call short. A value without its score would be taken for lost.
 local function write_one(self, member, how)
   local name = self.numeric and spelt(self, member) or member
   local set, placed, gone = false, false, false
@@ -40,7 +40,7 @@ local function write_one(self, member, how)
   return set, placed, gone
 end
 
--- Several members, with one command of each sort.
+-- Write several members, with one command of each sort.
 local function write_many(self)
   local numeric, values, scores, packed = self.numeric, self.values, self.scores, self.packed
   local set, sets, unset, place, places, unplace = {}, 0, {}, {}, 0, {}
@@ -74,11 +74,11 @@ local function write_many(self)
   return sets > 0, places > 0, #unset + #unplace > 0
 end
 
--- What `put_many` was given: before what may have become of one of them since.
-local function write_crowds(self)
-  for _, crowd in ipairs(self.many) do
-    local members, from, count, before, number, after = crowd[1], crowd[2], crowd[3], crowd[4], crowd[5], crowd[6]
-    local set, place, score = {}, {}, format('%.0f', crowd[7])
+-- Write what `put_many` was given; before the members themselves, since one of them may have been changed after that.
+local function write_batches(self)
+  for _, batch in ipairs(self.many) do
+    local members, from, count, before, number, after = batch[1], batch[2], batch[3], batch[4], batch[5], batch[6]
+    local set, place, score = {}, {}, format('%.0f', batch[7])
     for index = 0, count - 1 do
       local member, at = members[from + index], 2 * index + 1
       place[at], place[at + 1] = score, member
@@ -89,17 +89,17 @@ local function write_crowds(self)
   end
 end
 
--- What lives as long as the gate is given its end when it is made, and with the head from then on.
+-- A space that lives as long as the gate is given an expiry when it is made, and with the head from then on.
 local function keep_fixed(self, letter, life, set, placed, gone)
   local head = records.head
   local known = find(head.ends, letter, 1, true)
   if gone and known and call('EXISTS', self.key, self.order) < (self.flat and 1 or 2) then
-    -- It was emptied: what is put there next is a new key.
+    -- It was emptied: the next write makes a new key.
     head.ends = head.ends:gsub(letter, '')
     known = nil
   end
   if (set or placed) and not known then
-    -- It ends when the head does, or one of them would be taken for lost.
+    -- It expires when the head does, or one of them would be taken for lost.
     life = life - floor((head.now - head.fresh) / 1000)
     if self.kind == 'states' then call('HSET', self.key, MARK, NOTHING) end
     call('PEXPIRE', self.key, life)
@@ -108,10 +108,10 @@ local function keep_fixed(self, letter, life, set, placed, gone)
   end
 end
 
--- `life` is for how many milliseconds a key is kept that nobody touches; nil for ever.
+-- `life` is for how many milliseconds a key is kept after its last write; nil for ever.
 function Space:write(life, due)
   local cleared, set, placed, gone = self.cleared, false, false, false
-  if self.many then write_crowds(self) end
+  if self.many then write_batches(self) end
   local member, how = next(self.touched)
   if member ~= nil then
     if cleared or next(self.touched, member) ~= nil then
@@ -146,7 +146,7 @@ function Space:write(life, due)
   end
 end
 
--- All that has changed; then nothing is known any more. What was forgotten goes first, all of it at once.
+-- Write all that has changed, and empty the caches. Spaces that were dropped are unlinked first, all of them at once.
 function write_records(life, due)
   local unlinked = {}
   for index = 1, #used do
