@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headgate import Gate, Permit
     from headgate.events import Event
 
-#: Signals that end a wait, and are handed on to the program once it runs.
+#: Signals that end a wait, and are forwarded to the program once it runs.
 FORWARDED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -81,7 +81,7 @@ def acquire(
         raise Failed(f"{command[0]}: there is no such program", NOT_FOUND)
     gates = params.load_gates(context)
     found = gates[gate]
-    params.warn_if_alone(gates.config[gate].store)
+    params.warn_if_unshared(gates.config[gate].store)
     ask: dict[str, Any] = {
         "cost": cost or 1,
         "key": key,
@@ -101,7 +101,7 @@ def run_under(gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: 
     permit: Permit | None = None
     refused = False
     outcome = "unsent"
-    with told(), Signals() as signals:
+    with warnings_on_stderr(), Signals() as signals:
         try:
             with waiting(gate.name):
                 permit = gate.acquire(**ask, id=id)
@@ -126,7 +126,7 @@ def run_under(gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: 
 
 
 def run(command: tuple[str, ...], signals: Signals, grace: float | None) -> int:
-    """Run a program to its end, handing signals on. Returns its exit code, or minus the signal that killed it."""
+    """Run a program to its end, forwarding signals. Returns its exit code, or minus the signal that killed it."""
     child = subprocess.Popen(command)
     kill_at: float | None = None
     while child.poll() is None:
@@ -143,7 +143,7 @@ def run(command: tuple[str, ...], signals: Signals, grace: float | None) -> int:
 
 
 def _sent_by_the_terminal(number: int) -> bool:
-    """Ctrl-C goes to everybody in the foreground: handed on as well, the program would get it twice."""
+    """Whether the program has the signal already: Ctrl-C goes to every process in the terminal's foreground."""
     if number not in (signal.SIGINT, signal.SIGQUIT):
         return False
     try:
@@ -176,7 +176,7 @@ class Signals:
         for number in (*FORWARDED, signal.SIGCHLD):
             # What is ignored stays so, for us and for the program: nohup, and jobs in the background of a script.
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._came)
+                self._before[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,13 +187,13 @@ class Signals:
         os.close(self._write)
 
     def start_forwarding(self) -> None:
-        """From now on signals are the program's."""
+        """From now on signals are queued for the program, and no longer end this process."""
         if self._ends:
             self._ends = False
             self._drain()
 
     def wait(self, seconds: float | None) -> bytes:
-        """The numbers of the signals that came; none when the time is over."""
+        """The numbers of the signals received; none when the time is over."""
         select.select([self._read], [], [], None if seconds is None else max(0.0, seconds))
         return self._drain()
 
@@ -202,15 +202,15 @@ class Signals:
             return os.read(self._read, 4096)
         return b""
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _received(self, number: int, frame: FrameType | None) -> None:
         if self._ends and number in ENDING:
-            self._ends = False  # one is enough: the next must not disturb the cleaning up
+            self._ends = False  # one is enough: a second must not interrupt the clean-up
             raise SystemExit(128 + number)
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Have what happens to the permit told on standard error."""
+def warnings_on_stderr() -> Iterator[None]:
+    """Print on standard error when the permit's lease or the store's state is lost, or an ask passes an open gate."""
 
     def tell(event: Event) -> None:
         if event.kind in ("lease_lost", "passed_open", "state_lost"):
@@ -225,7 +225,7 @@ def told() -> Iterator[None]:
 
 @contextmanager
 def waiting(gate: str) -> Iterator[None]:
-    """Where somebody looks on, say what is waited for."""
+    """In a terminal, say what is waited for."""
     if not sys.stderr.isatty():
         yield
         return

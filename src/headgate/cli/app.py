@@ -154,7 +154,7 @@ class App(click.Group):
 
 _QUIET = logging.NullHandler()
 
-#: What stands for a sign that a file or terminal cannot show because it is not of UTF-8.
+#: Replacements for characters that a file or terminal without UTF-8 cannot show.
 SIMPLE = {"·": "-", "…": "...", "×": "x", "→": "->", "–": "-", "−": "-", "✓": "ok", "✗": "WRONG", "•": "*", "─": "-"}
 SIMPLER = "headgate-simpler"
 
@@ -173,7 +173,7 @@ LONGEST = 1000
 
 
 def _tell(message: str) -> None:
-    """One line on standard error, without what a terminal would obey: arguments are repeated in it as they came."""
+    """Print one line on standard error. Control characters are escaped: messages repeat arguments as they were given."""
     line = " ".join(message.split())
     line = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
     if len(line) > LONGEST:

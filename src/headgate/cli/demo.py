@@ -84,7 +84,7 @@ def demo(
 
 
 def demonstrate(setting: Setting, show: Show) -> list[tuple[str, dict[str, Any]]]:
-    """Both runs; returns each one's name and the upstream's page of books."""
+    """Make both runs; returns each one's name and what the upstream counted."""
     context = multiprocessing.get_context("spawn")
     rows = []
     with tempfile.TemporaryDirectory(prefix="headgate-demo-") as directory:
@@ -151,7 +151,7 @@ def one_run(
 
 @contextmanager
 def upstream(setting: Setting) -> Iterator[int]:
-    """A fresh upstream; its port. It is run by its path, so that nothing of Headgate is loaded there."""
+    """A new upstream process; yields its port. It is run by its path, so that nothing of Headgate is loaded there."""
     program = str(Path(headgate.__file__).parent / "simulate" / "upstreams" / "window.py")
     command = [sys.executable, program, "--limit", str(setting.limit), "--per", repr(setting.per)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -169,11 +169,11 @@ def upstream(setting: Setting) -> Iterator[int]:
             server.wait()
 
 
-# --- what one sees ------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------------
 
 
 class Show:
-    """Told of how it goes."""
+    """Shows how the runs go: `begin`, `progress` several times a second, `end`."""
 
     def begin(self, setting: Setting) -> None:
         raise NotImplementedError
@@ -186,7 +186,7 @@ class Show:
 
 
 class Quiet(Show):
-    """Nobody looks on."""
+    """Shows nothing: for `--json`."""
 
     def begin(self, setting: Setting) -> None:
         pass

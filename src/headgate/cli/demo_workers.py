@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 #: What a worker that is refused does on its own, for a window of a minute: a second, doubled each time, up to a minute.
 BACKOFF_FIRST, BACKOFF_LONGEST = 1 / 60, 1.0
-#: How late a call may reach the upstream after its grant, against another, as a share of the window. The answer ends the
-#: doubt, so a generous slack costs a round trip and not itself: it is there for a machine that is busy with something else.
+#: By how much the delays of two calls, from grant to upstream, may differ, as a share of the window. The answer confirms a
+#: call, so a generous slack costs a round trip and not itself: it is there for a machine that is busy with something else.
 SLACK = 0.1
 
 
@@ -52,11 +52,11 @@ class Caller:
 
 
 def work(setting: Setting, store: str, ports: Any, left: Any, deadlines: Any, barrier: Any) -> None:
-    """A worker process: it takes part in each run, and takes calls from a common heap until there are none."""
+    """A worker process: takes part in each run, and makes calls until the shared count of them is used up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends everything
     gate = Gate("demo", [Window(setting.limit, per=setting.per, slack=setting.per * SLACK, name="rate")], store=store)
     gate.usage()
-    for number, run in enumerate((alone, together)):
+    for number, run in enumerate((uncoordinated, with_headgate)):
         barrier.wait()
         callers = [Caller(ports[number]) for _ in range(setting.threads)]
         threads = [
@@ -78,8 +78,8 @@ def take_one(left: Any) -> bool:
         return bool(left.value >= 0)
 
 
-def alone(setting: Setting, gate: Gate, caller: Caller, left: Any, deadline: Any) -> None:
-    """Try; when refused, back off and try again. What most programs do."""
+def uncoordinated(setting: Setting, gate: Gate, caller: Caller, left: Any, deadline: Any) -> None:
+    """Call; when refused, back off and retry. What most programs do."""
     while take_one(left):
         pause = setting.per * BACKOFF_FIRST
         while caller.get()[0].status == 429:
@@ -91,8 +91,8 @@ def alone(setting: Setting, gate: Gate, caller: Caller, left: Any, deadline: Any
             return
 
 
-def together(setting: Setting, gate: Gate, caller: Caller, left: Any, deadline: Any) -> None:
-    """Take a permit; go; tell how it went."""
+def with_headgate(setting: Setting, gate: Gate, caller: Caller, left: Any, deadline: Any) -> None:
+    """Take a permit, call, report the answer."""
     while take_one(left):
         try:
             with gate.acquire(timeout=max(0.0, deadline.value - time.monotonic())) as permit:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from headgate.config.file import GateSpec
 
-#: A gate of doctor's own, to write something without touching those of others.
+#: A gate of doctor's own, to write something without touching the configured ones.
 GATE = "headgate-doctor"
 #: Seconds by which the store's clock and this machine's may differ before it is worth a word.
 SKEW = 2.0

@@ -126,7 +126,7 @@ def load_gates(context: click.Context) -> Gates:
 
 
 class FileGates(Gates):
-    """Gates whose mistakes are the file's: a store that there is not, or that is a directory, is no wrong argument."""
+    """Gates whose errors name the configuration file: a store that cannot be opened is its mistake, not an argument's."""
 
     def __getitem__(self, name: str) -> Gate:
         try:
@@ -149,8 +149,8 @@ def find_gate(context: click.Context, name: str) -> Gate:
     return load_gates(context)[name]
 
 
-def warn_if_alone(store: str) -> None:
-    """A store in memory is this process's own: nobody else's calls are in it."""
+def warn_if_unshared(store: str) -> None:
+    """Say on standard error that a store in memory is this process's own."""
     if store.startswith("memory:"):
         text = 'the store is memory://, which no two processes share; take store = "sqlite:///headgate.db"'
         click.echo(f"headgate: note: {text}", err=True)
@@ -161,7 +161,7 @@ def print_json(value: Any) -> None:
 
 
 def interactive() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether a person can be asked: input and errors are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

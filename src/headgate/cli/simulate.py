@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headgate.simulate import Result, Scenario
 
-    #: Told the name of each strategy, and how to ask how far it is.
+    #: Called with the name of each strategy, and a function that returns how much of its run is done.
     Progress = Callable[[str, Callable[[], float]], None]
 
 
@@ -76,7 +76,7 @@ def _try_to_write(file: str) -> None:
 
 @contextmanager
 def shown_progress(scenario: Scenario) -> Iterator[Progress | None]:
-    """Where somebody looks on: a bar per strategy, which asks how far its run is whenever it is drawn."""
+    """In a terminal, a bar per strategy, which asks how far its run is whenever it is drawn."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

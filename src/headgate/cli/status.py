@@ -42,7 +42,7 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
     widths = columns(views, console.width, signs)
     console.print(stacked([gate_lines(view, console.width, plain=signs, widths=widths) for view in views]))
     for store in sorted({gates.config[name].store for name in names}):
-        params.warn_if_alone(store)
+        params.warn_if_unshared(store)
 
 
 def as_values(view: View) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`headgate token`: who may ask a guard."""
+"""`headgate token`: the tokens by which clients may use a guard."""
 
 from __future__ import annotations
 

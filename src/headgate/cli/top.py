@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from .view import View
 
-#: How many moments of a limit's past are kept for its course.
+#: How many earlier frames of a limit its sparkline shows.
 PAST = 60
 
 
@@ -104,7 +104,7 @@ class Screen:
         return stacked([[self._title(width)], *self._cut(blocks, height)])
 
     def _cut(self, blocks: list[list[Text]], height: int | None) -> list[list[Text]]:
-        """As many gates as there is room for. What is left out is said, not lost below the edge."""
+        """As many gates as there is room for, and a line that says how many are left out."""
         if height is None or _height(blocks) <= height:
             return blocks
         kept = len(blocks)
@@ -123,7 +123,7 @@ class Screen:
 
 
 def _height(blocks: Sequence[Sequence[Text]]) -> int:
-    """Lines that blocks take under the title, each with a line of air before it."""
+    """Lines that blocks take under the title, each with an empty line before it."""
     return 1 + sum(len(block) + 1 for block in blocks)
 
 

@@ -1,7 +1,7 @@
 """How gates look in a terminal: bars, figures, the line, the pause, who holds what. `status`, `top` and `explain` use it.
 
 Everything is laid out for the width it is given: from 110 columns on there is room for longer bars, for when all that
-counts is back, and for the course of the last minutes.
+counts is back, and for a sparkline of the last minutes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def bar(share: float, width: int, plain: bool = False) -> Text:
     return Text.assemble((filled, colour(share)), ("░" * (width - len(filled)), "bright_black"))
 
 
-def course(shares: Sequence[float], width: int, plain: bool = False) -> Text:
+def sparkline(shares: Sequence[float], width: int, plain: bool = False) -> Text:
     """How full it was, the latest on the right."""
     latest = list(shares)[-width:]
     if plain:
@@ -150,7 +150,7 @@ class Columns:
     bar: int
     used: int
     allowed: int
-    course: int
+    sparkline: int
 
 
 #: What stands behind a limit that is full, at its longest.
@@ -167,15 +167,15 @@ def columns(views: Sequence[View], width: int, plain: bool = False) -> Columns:
     allowed = max([len(_allowed(row, wide)) for row in rows], default=0)
     used = max([_used_width(row, wide) for row in rows], default=0)
     notes = max([len(_notes(view, row, wide, longest=True)) for view, row in shown], default=0)
-    course = 16 if wide and not plain and any(view.history for view in views) else 0
-    rest = 2 + name + 2 + 6 + used + 1 + allowed + 2 + SOON + (course and course + 2) + (notes and notes + 2)
-    return Columns(name, max(8, min(44, width - rest)), used, allowed, course)
+    sparkline = 16 if wide and not plain and any(view.history for view in views) else 0
+    rest = 2 + name + 2 + 6 + used + 1 + allowed + 2 + SOON + (sparkline and sparkline + 2) + (notes and notes + 2)
+    return Columns(name, max(8, min(44, width - rest)), used, allowed, sparkline)
 
 
 def gate_lines(
     view: View, width: int, holders: int = 5, plain: bool = False, widths: Columns | None = None
 ) -> list[Text]:
-    """The whole of a gate, as lines that fit the width; at most `holders` of those who hold something.
+    """The whole of a gate, as lines that fit the width, with at most so many `holders`.
 
     `widths` are the columns of all gates that are shown together; without them they are made for this one.
     """
@@ -233,9 +233,9 @@ def _limit_line(view: View, row: LimitUsage, widths: Columns, wide: bool, plain:
         "  ",
         (fit(soon, SOON), "green" if soon == "free" else "yellow"),
     )
-    if widths.course:
+    if widths.sparkline:
         line.append("  ")
-        line.append_text(course(view.history.get((row.name, row.key), ()), widths.course))
+        line.append_text(sparkline(view.history.get((row.name, row.key), ()), widths.sparkline))
     if note := _notes(view, row, wide):
         line.append(f"  {note}", "magenta")
     return line
@@ -302,7 +302,7 @@ def _holder_lines(view: View, width: int, most: int) -> list[Text]:
 
 
 def stacked(blocks: Sequence[Sequence[Text]]) -> Group:
-    """Gates one under the other, a line of air between them."""
+    """Gates one under the other, an empty line between them."""
     lines: list[Text] = []
     for number, block in enumerate(blocks):
         lines += ([Text("")] if number else []) + list(block)
@@ -310,7 +310,7 @@ def stacked(blocks: Sequence[Sequence[Text]]) -> Group:
 
 
 def make_console() -> Console:
-    """The console of standard output. What is piped is wide, so that nothing is cut for whoever reads it."""
+    """The console of standard output. Piped output is wide, so that nothing is cut."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=140)

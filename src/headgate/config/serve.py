@@ -1,4 +1,4 @@
-"""The `[serve]` table of a configuration: where a guard listens, who may ask it, and how much it takes on."""
+"""The `[serve]` table of a configuration: where a guard listens, its tokens, and its limits on requests."""
 
 from __future__ import annotations
 

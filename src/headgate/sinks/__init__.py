@@ -1,1 +1,1 @@
-"""Where events are told, one file per place."""
+"""Where events go, one file per destination."""

@@ -1,11 +1,12 @@
-"""Counts and gauges in Prometheus' text format, written by hand: it is forty lines, and a client library would be a driver.
+"""Counts and gauges in Prometheus' text format. It is written by hand, since a client library would be a dependency.
 
 `METRICS` is the one table of names: what is not in it cannot be counted, and the reference page is checked against it.
 Labels are names of the configuration (gates, limits) and fixed words, never a key, a holder or an id: what clients choose
-would make as many series as there are clients. Nothing here is called on the way of a grant unless somebody asked for it.
+would make as many series as there are clients. No grant calls anything here, unless the guard serves it or the program has
+subscribed.
 
 In a process without a guard: `metrics = Prometheus(); subscribe(metrics)`, then `metrics.look(gate.usage())` for each gate
-and `metrics.text()` when Prometheus comes.
+and `metrics.text()` when Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from ..kernel.model import Usage
 
-    class Event(Protocol):
+    class CountedEvent(Protocol):
+        """What is counted of an event. `headgate.events` is in a layer above the sinks."""
+
         @property
         def kind(self) -> str: ...
         @property
@@ -109,14 +112,14 @@ class Prometheus:
         self._histograms: dict[str, dict[tuple[str, ...], list[float]]] = {name: {} for name in BUCKETS}
 
     def add(self, name: str, *labels: str, amount: float = 1.0) -> None:
-        """Count. The labels in the order of `METRICS`."""
+        """Add to a counter. The labels are in the order of `METRICS`."""
         with self._lock:
             values = self._values[name]
             if labels in values or len(values) < MOST_SERIES:
                 values[labels] = values.get(labels, 0.0) + amount
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """What it is now. The labels in the order of `METRICS`."""
+        """Set a gauge. The labels are in the order of `METRICS`."""
         with self._lock:
             values = self._values[name]
             if labels in values or len(values) < MOST_SERIES:
@@ -132,17 +135,17 @@ class Prometheus:
             found[-1] += seconds
 
     def value(self, name: str, *labels: str) -> float:
-        """For tests and for those who look at one value; 0 where nothing was counted."""
+        """One value; 0 where nothing was counted."""
         return self._values[name].get(labels, 0.0)
 
     def forget(self, name: str) -> None:
-        """The series of a gauge are made anew: what is no longer there must not be told for ever."""
+        """Drop the series of a gauge before they are set again: those that are gone must not be exported for ever."""
         with self._lock:
             self._values[name].clear()
 
     # --- where values come from ---------------------------------------------------------------------------------------
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: CountedEvent) -> None:
         name = _EVENTS.get(event.kind)
         if name is not None:
             self.add(name, event.gate)
@@ -150,7 +153,7 @@ class Prometheus:
             self.set("headgate_store_up", float(event.kind == "store_up"), event.gate)
 
     def look(self, usage: Usage) -> None:
-        """What a gate is doing, as gauges. Limits by a key have no row there."""
+        """Set the gauges of a gate from its usage. Limits by a key have none."""
         gate = usage.gate
         self.set("headgate_waiters", float(usage.waiting), gate)
         self.set("headgate_paused", float(usage.paused_until is not None), gate)
@@ -162,10 +165,10 @@ class Prometheus:
             if kind_of(row.kind).leased:
                 self.set("headgate_leases", row.used, gate, row.name)
 
-    # --- telling them ---------------------------------------------------------------------------------------------------
+    # --- the text format ------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """All of it in the text format, version 0.0.4. A name without a value is told by its type alone."""
+        """All metrics in the text format, version 0.0.4. A name without a value has its type alone."""
         lines: list[str] = []
         with self._lock:
             for name, (kind, labels, about) in METRICS.items():
