@@ -10,7 +10,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format chromium test demo bench soak mutants clean
+.PHONY: help setup lint format fast chromium test demo bench soak mutants clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +23,13 @@ $(SETUP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "This Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable '.[dev,cli,redis,server]'
+	@# Dependency groups need pip 25.1.
+	$(PIP_INSTALL) --upgrade 'pip>=25.1'
+	$(PIP_INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
 $(BENCH): $(SETUP)
-	$(PIP_INSTALL) --editable '.[bench]'
+	$(PIP_INSTALL) --group bench
 	@touch $@
 
 lint: $(SETUP) ## Check style, format and types
@@ -39,17 +41,35 @@ format: $(SETUP) ## Put the code into its format, with the fixes that are safe
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-# The dashboard is tested in a real Chromium. Without one its tests say how to get it, and fail where CI is set.
-chromium:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
-		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } || \
-		echo "There is no Chromium here, so the dashboard is not looked at; on Debian and Ubuntu: apt-get install chromium" >&2
+# What needs no server: the kernel on the embedded stores, configuration, the suites that are shipped, the rules of imports.
+PURE := tests/kernel tests/config tests/testing tests/test_imports.py tests/test_errors.py tests/test_duration.py
 
-test: lint chromium ## Lint, then all tests but the soak (under 15 minutes)
+fast: $(SETUP) ## Lint, types and the pure kernel, for the inner loop (under 30 seconds)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	HYPOTHESIS_PROFILE=fast $(PY) -m pytest -q -n 2 -k 'not redis and not dynamodb' $(PURE) $(ARGS)
+
+# The dashboard is tested in a real Chromium. Without one its tests say how to get it, and fail where CI is set.
+CHROMIUM := apt-get install -y -qq --no-install-recommends chromium fonts-liberation
+chromium:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ -n "$(NO_APT)" ]; then \
+		echo "There is no Chromium here and NO_APT is set: the dashboard is not looked at." >&2; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "There is no Chromium here, and the tests of the dashboard look at it in one. You are root, so it is installed now:" >&2; \
+		echo "    apt-get update && $(CHROMIUM)" >&2; \
+		echo "NO_APT=1 skips this, and with it those tests." >&2; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(CHROMIUM) >/dev/null || \
+			echo "It could not be installed: the dashboard is not looked at." >&2; \
+	else \
+		echo "There is no Chromium here, so the dashboard is not looked at; on Debian and Ubuntu: apt-get install chromium" >&2; \
+	fi >/dev/null
+
+test: lint chromium ## Lint, then all tests but the soak (under 10 minutes on two cores; NO_APT=1 installs no browser)
 	@# In a folder of its own with a short name: sockets have paths of at most 107 characters.
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		$(PY) -m pytest --session-timeout=840 -n 3 --dist loadfile --reruns 1 -raR --durations=20 --basetemp="$$folder/t" $(ARGS)
+		$(PY) -m pytest -n 3 --dist loadfile --durations=20 --basetemp="$$folder/t" $(ARGS)
 
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)

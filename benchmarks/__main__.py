@@ -17,7 +17,7 @@ from benchmarks.measure import Contender, Table, calling, measure, ratio, timing
 PREFIX = "bench_"
 #: What `bench_peers` imports, and nobody else.
 PEERS = ("aiolimiter", "limits", "pyrate_limiter", "throttled")
-REMEDY = "`make bench` installs them, and so does pip install -e '.[bench]'; or name the benchmarks that you want"
+REMEDY = "`make bench` installs them, and so does `pip install --group bench`; or name the benchmarks that you want"
 
 
 def modules() -> list[str]:

@@ -1,6 +1,9 @@
-"""What many tests begin with, and how Hypothesis runs: by the clock of the machine nothing is judged.
+"""What many tests begin with, how Hypothesis runs, and which tests may be run again.
 
-`HYPOTHESIS_PROFILE=mutants` only wants a failure.
+By the clock of the machine nothing is judged, except by tests marked `timing` (see tests/support/timing.py). What
+Hypothesis finds is kept in `.hypothesis/` of the checkout and printed with its blob, so that the next run tries it first.
+
+HYPOTHESIS_PROFILE=fast tries a fifth of the examples (`make fast`); HYPOTHESIS_PROFILE=mutants only wants a failure.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from tests.support import ROOT
+from tests.support.timing import allow_reruns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,15 +27,27 @@ if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
     from tests.support.servers import Server
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=False,  # not even in CI, where Hypothesis would do so by itself: each run tries something new
+    database=DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples"),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("fast", parent=settings.get_profile("default"), max_examples=20)
 settings.register_profile(
     "mutants", parent=settings.get_profile("default"), phases=[Phase.explicit, Phase.generate], database=None
 )
-# Whoever started the tests may have had these ignored (in the background, nohup), and so would all processes of theirs.
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# A shell in the background and nohup ignore these, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    allow_reruns(items)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from headgate.kernel.plan import Policy
 from headgate.kernel.records import busy
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
-from tests.support.histories import ASKING, ENDING, FAMILIES, OVERRIDING, PASSED, History, generated
+from tests.support.generated import generated
+from tests.support.histories import ASKING, ENDING, FAMILIES, OVERRIDING, PASSED, History
 
 LINES = {gate: policies for gate, policies in FAMILIES.items() if policies[0].waiting == "line"}
 

@@ -46,8 +46,8 @@ STREAMS = "^/v1/(events|wakes)$"
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
         if os.environ.get("CI"):
-            pytest.fail("schemathesis is missing: pip install -e '.[dev]'")
-        pytest.skip("schemathesis is missing: pip install -e '.[dev]' brings it")
+            pytest.fail("schemathesis is missing: `pip install --group dev` brings it")
+        pytest.skip("schemathesis is missing: `pip install --group dev` brings it")
     (tmp_path / "schemathesis.toml").write_text(SETTINGS, encoding="utf-8")
     guard = GuardProcess(tmp_path, CONFIG)
     try:

@@ -10,7 +10,6 @@ from dataclasses import fields, is_dataclass, replace
 from random import Random
 from typing import Any, Protocol
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
@@ -33,10 +32,6 @@ from headgate.kernel.model import SECOND, Ended, Grant, Snapshot, Wait
 from headgate.kernel.plan import Policy
 from headgate.testing import FakeClock
 from headgate.testing.clock import START
-
-
-def generated(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def plain(value: Any) -> Any:

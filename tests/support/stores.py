@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
+from tests.support.generated import generated
 
 
 @contextmanager
@@ -126,12 +126,7 @@ REMOTE = ("redis", "dynamodb")
 
 def examples(store: str, count: int) -> Any:
     """Settings for generated tests: so many examples in memory, fewer on a file, and a few on a server."""
-    return settings(
-        max_examples=count if store == "memory" else max(3, count // 60) if store in REMOTE else max(5, count // 12),
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    return generated(count if store == "memory" else max(3, count // 60) if store in REMOTE else max(5, count // 12))
 
 
 def forget(store: Any, gate: str) -> None:

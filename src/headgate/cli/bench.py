@@ -30,7 +30,7 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
 
     ARGUMENTS go to `python -m benchmarks`: names of benchmarks (demo, dynamodb, fleet, guard, kernel, peers, redis,
     sqlite), --quick, --write PAGE.
-    The peers are an extra: `make bench` installs them.
+    The peers are a dependency group: `make bench` installs them.
     """
     place = checkout()
     if place is None:

@@ -22,7 +22,8 @@ from headgate.stores.dynamodb import records as dynamodb_records
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.support.dynamo_servers import CREDENTIALS, Server, client, make_table, started
-from tests.support.histories import DEEDS, FAMILIES, LOSING, PASSED, History, generated, plain, shown, told
+from tests.support.generated import generated
+from tests.support.histories import DEEDS, FAMILIES, LOSING, PASSED, History, plain, shown, told
 from tests.support.stores import forget
 
 EXAMPLES = int(os.environ.get("EX", "4"))

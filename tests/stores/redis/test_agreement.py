@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Window
@@ -25,6 +25,7 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.redis.script import channel, tag
 from headgate.stores.redis.wire import wakes
 from headgate.testing import FakeClock
+from tests.support.generated import generated
 from tests.support.histories import (
     CROWD,
     DEEDS,
@@ -32,7 +33,6 @@ from tests.support.histories import (
     LOSING,
     PASSED,
     History,
-    generated,
     plain,
     shown,
     told,
@@ -296,7 +296,7 @@ def test_a_difference_is_told_as_a_short_history(pair: Callable[[], Pair]) -> No
                 history.execute(deeds)
 
     with pytest.raises(AssertionError) as caught:
-        generated(200)(given(BATCHES)(differing))()
+        settings(generated(200), database=None, print_blob=False)(given(BATCHES)(differing))()
     story = str(caught.value).splitlines()
     assert story[0] == "after this history:"
     assert len(story) == 5, story  # that, what happened, where they differ, and both answers

@@ -29,7 +29,8 @@ from headgate.stores.sqlite import permits as sqlite_permits
 from headgate.stores.sqlite import transactions as sqlite_transactions
 from headgate.stores.sqlite.permits import Run
 from headgate.testing import FakeClock
-from tests.support.histories import DEEDS, FAMILIES, PASSED, History, generated, plain, some_ask, usual_deed
+from tests.support.generated import generated
+from tests.support.histories import DEEDS, FAMILIES, PASSED, History, plain, some_ask, usual_deed
 
 
 class Both:
