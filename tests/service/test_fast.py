@@ -210,7 +210,7 @@ def test_whoever_hangs_up_while_the_file_is_locked_holds_no_slot(tmp_path: Path,
 
 
 def test_a_token_that_is_revoked_is_refused_on_a_connection_that_used_it(tmp_path: Path, connect: Connect) -> None:
-    from headgate.service.tokens import LOOK_EVERY, add_token, revoke_token
+    from headgate.service.tokens import CHECK_EVERY, add_token, revoke_token
 
     path = str(tmp_path / "tokens.toml")
     tokens = [add_token(path, name, frozenset(["acquire"])) for name in ("one", "two")]
@@ -221,7 +221,7 @@ def test_a_token_that_is_revoked_is_refused_on_a_connection_that_used_it(tmp_pat
         assert [connection.ask(sent).status for sent in (one, two, one, two)] == [200] * 4
         assert revoke_token(path, "one")
         os.utime(path)
-        time.sleep(LOOK_EVERY)
+        time.sleep(CHECK_EVERY)
         assert connection.ask(two).status == 200
         assert connection.ask(one).kind == "unauthorized"
     finally:

@@ -1,4 +1,4 @@
-"""Who changed what, and when: one JSON object a line, appended to a file and told to the log."""
+"""The audit log of changes: one JSON object per line, appended to a file, and a record in the guard's log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Audit:
-    """The record of changes. `path` None: in the log alone."""
+    """The record of changes. `path` None: only in the guard's log."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
         if path is not None:
-            self._append("")  # a file that cannot be written is found out before anybody changes anything
+            self._append("")  # so that a file that cannot be written is found before the first change
 
     def tell(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
-        """Write down a change that was made."""
+        """Record a change that was made."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "action": action,

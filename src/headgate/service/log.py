@@ -1,4 +1,4 @@
-"""The guard's log: one JSON object a line on standard error, for machines first."""
+"""The guard's log: one JSON object per line on standard error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headgate.guard")
 
-#: What every record of the standard library has; the rest was given by whoever logs.
+#: The attributes of every log record; the others are facts that the caller passed as `extra`.
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "headgate"}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line: time (UTC), level, message, and the facts it was given."""
+    """A record as one line: time (UTC), level, message, and its facts."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -36,8 +36,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def begin(level: str = "info") -> None:
-    """Have the log of this process written so."""
+def log_as_json(level: str = "info") -> None:
+    """Write the log of this process as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

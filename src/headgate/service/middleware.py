@@ -2,8 +2,8 @@
 
     app = GateMiddleware(app, gate=AsyncGate("api", [Window(100, per="1m", by="client")]), key="x-client-id")
 
-A request that may not go is answered with 429, problem details, `Retry-After` and `RateLimit` headers. One that may go
-holds its permit until the last byte of the response, or until the client hangs up. Websockets and lifespan pass untouched.
+A request without a permit is answered with 429, problem details, `Retry-After` and `RateLimit` headers. One with a permit
+holds it until the last byte of the response, or until the client disconnects. Websockets and lifespan pass untouched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..http.headers import FRESH, RemainingHeaders, policy_field, with_limit
 from ..http.problems import problem_of
 from ..http.report import REFUSALS
 from ..kernel.plan import KEY_ALPHABET
-from .web import encode
+from .web import Disconnected, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     #: The value of a key of one request; None lets it pass without a permit.
     KeyOf = Callable[[Scope], "str | Mapping[str, str] | None"]
 
-#: Headers that hold a secret: their values are kept and shown as hashes only.
+#: Headers that hold a secret: their values are stored and shown as hashes only.
 SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
 
-#: The key of those who do not send the header.
+#: The key of requests without the header.
 ANONYMOUS = "anonymous"
 
-#: Bytes of a body that are read before the service asks for them: more of it is left with the server.
+#: The most bytes of a body that are read before the service asks for them; the rest stays with the server.
 KEPT = 65_536
 
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
@@ -46,14 +46,14 @@ _OUTCOMES = {status: REFUSALS[status] for status in (429, 503, 504)}
 
 
 def key_value(value: str, secret: bool = False) -> str:
-    """What a client sent, as the value of a key: what is secret, too long or of other characters becomes a hash."""
+    """A value that a client sent, as a key. One that is secret, too long or has other characters is hashed."""
     if secret or not 0 < len(value) <= 200 or value.strip(KEY_ALPHABET):
         return f"~{blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=12).hexdigest()}"
     return value
 
 
 def from_header(name: str) -> KeyOf:
-    """The value of a header; the same key for all who do not send it."""
+    """The key is the value of a header; ANONYMOUS for requests without it."""
     wanted, secret = name.lower().encode("latin-1"), name.lower() in SECRET
 
     def key(scope: Scope) -> str:
@@ -66,7 +66,7 @@ def from_header(name: str) -> KeyOf:
 
 
 def client_address(scope: Scope) -> str:
-    """The address that is connected. Behind a proxy that is the proxy's, unless the server was told to trust it."""
+    """The key is the client's address. Behind a proxy that is the proxy's, unless the server trusts its headers."""
     return key_value((scope.get("client") or (ANONYMOUS,))[0])
 
 
@@ -75,10 +75,10 @@ class GateMiddleware:
 
     `key` is the name of a header, or a function of the ASGI scope that returns a value (or a mapping of key to value, where
     the gate's limits are by several; or None, to let the request pass without a permit). `cost` is a number, a mapping of
-    unit to amount, or a function of the scope. `wait` is how long a request may wait for its turn, in seconds; `exempt` are
-    paths that need no permit. What is left (`RateLimit`) is told with every answer, and is at most 100 ms old;
-    `remaining=True` looks it up for each, for one more look at the store. Slack of the gate's limits is taken as 0: this is
-    where it counts.
+    unit to amount, or a function of the scope. `wait` is the seconds that a request may wait for its turn; `exempt` are
+    paths that need no permit. Every answer has a `RateLimit` header, which is at most 100 ms old; `remaining=True` reads it
+    anew for each, for one more round trip to the store. The slack of the gate's limits is taken as 0, because requests are
+    counted here.
     """
 
     def __init__(
@@ -123,20 +123,20 @@ class GateMiddleware:
         if key is None and self._key is not None:
             await self._app(scope, receive, send)
             return
-        call = _Call(receive, send)
+        gated = _GatedRequest(receive, send)
         try:
-            permit = await self._ask(scope, key, call)
+            permit = await self._ask(scope, key, gated)
         except HeadgateError as error:
-            call.close()
+            gated.close()
             await self._refuse(send, error)
             return
-        except _HungUp:
+        except Disconnected:
             return
         except BaseException:
-            call.close()
+            gated.close()
             raise
         look = self._remaining.fetch(self._gate, self._mapped(key), self._fresh)
-        await call.run(self._app, scope, permit, [self._policy], look)
+        await gated.run(self._app, scope, permit, [self._policy], look)
 
     def _mapped(self, key: Any) -> Mapping[str, str] | None:
         if not self._keys:
@@ -145,7 +145,7 @@ class GateMiddleware:
             return {by: key_value(str(value)) for by, value in key.items()}
         return {self._keys[0]: key_value(str(key))}
 
-    async def _ask(self, scope: Scope, key: Any, call: _Call) -> AsyncPermit:
+    async def _ask(self, scope: Scope, key: Any, gated: _GatedRequest) -> AsyncPermit:
         cost, priority = self._cost, self._priority
         ask: dict[str, Any] = {"key": self._mapped(key)}
         if callable(cost):
@@ -154,12 +154,12 @@ class GateMiddleware:
             ask["priority"] = priority(scope) if callable(priority) else priority
         if self._holder is not None:
             ask["holder"] = self._holder(scope)
-        # Most may go, and that is the shortest way to learn it.
+        # Most requests get a permit at once, and this is the fastest way to get it.
         permit = await self._gate.try_acquire(cost, **ask)
         if permit is not None:
             return permit
-        asking = self._gate.acquire(cost, timeout=self._wait, **ask)
-        return await (call.unless_gone(asking) if self._wait else asking)
+        acquiring = self._gate.acquire(cost, timeout=self._wait, **ask)
+        return await (gated.unless_gone(acquiring) if self._wait else acquiring)
 
     async def _refuse(self, send: Send, error: HeadgateError) -> None:
         problem = problem_of(error)
@@ -171,12 +171,8 @@ class GateMiddleware:
         await send({"type": "http.response.body", "body": body})
 
 
-class _HungUp(Exception):
-    """The client left while it waited."""
-
-
-class _Call:
-    """One request: what the client says, what the service says, and the permit between."""
+class _GatedRequest:
+    """One request that holds a permit, between the server and the service."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -184,30 +180,30 @@ class _Call:
         self._permit: AsyncPermit | None = None
         self._outcome = "ok"
         self._headers: list[tuple[bytes, bytes]] = []
-        #: What was read before the service asked for it, and by whom.
+        #: Messages that were read before the service asked for them, and the task that reads them.
         self._early: list[dict[str, Any]] = []
         self._reader: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        #: The service itself waits for what the client says next, and so will learn that it left.
+        #: Whether the service itself awaits the next message, so that it will learn of a disconnect.
         self._attended = False
 
-    # --- before it is let through -------------------------------------------------------------------------------------
+    # --- while it waits for its permit --------------------------------------------------------------------------------
 
-    async def unless_gone(self, asking: Awaitable[AsyncPermit]) -> AsyncPermit:
-        """The permit; waiting for it ends when the client hangs up, and nothing stays behind."""
-        waiting = asyncio.ensure_future(asking)
+    async def unless_gone(self, acquiring: Awaitable[AsyncPermit]) -> AsyncPermit:
+        """The permit. When the client disconnects, the ask is cancelled and Disconnected is raised."""
+        waiting = asyncio.ensure_future(acquiring)
         reader = self._read_ahead()
         try:
             await asyncio.wait((waiting, reader), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and self._is_gone():
-                raise _HungUp
+                raise Disconnected
             return await waiting
         finally:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait((waiting,))
                 if not waiting.cancelled() and waiting.exception() is None:
-                    await waiting.result().release("unsent")  # it was granted at that very moment
+                    await waiting.result().release("unsent")  # granted just as the client disconnected
 
     # --- while it is served -------------------------------------------------------------------------------------------
 
@@ -231,13 +227,13 @@ class _Call:
             await self._end()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading ahead."""
         if self._reader is not None:
             self._reader.cancel()
 
     async def _end(self) -> None:
         permit, self._permit = self._permit, None
-        if permit is not None:  # whoever takes it ends it: once
+        if permit is not None:  # taken out first, so that it is released once
             await permit.release(self._outcome)
 
     async def receive(self) -> dict[str, Any]:
@@ -265,17 +261,18 @@ class _Call:
             if not message.get("more_body"):
                 await self._end()
             elif self._reader is None and self._permit is not None and not self._attended and not self._early:
-                # It streams. A service that never looks whether the client is there must not hold a slot for nobody.
+                # It streams. Read ahead: the permit is to be released when the client disconnects, also where the service
+                # never checks.
                 self._read_ahead()
 
-    # --- reading what the service has not asked for yet -----------------------------------------------------------------
+    # --- reading ahead of the service -----------------------------------------------------------------------------------
 
     def _read_ahead(self) -> asyncio.Task[None]:
         self._reader = asyncio.get_running_loop().create_task(self._read())
         return self._reader
 
     async def _read(self) -> None:
-        """One reads at a time: the service waits for `_news` meanwhile."""
+        """Read until the client disconnects or KEPT bytes are there. Meanwhile the service's `receive` awaits `_news`."""
         try:
             size = 0
             while size < KEPT and not self._is_gone():

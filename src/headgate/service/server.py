@@ -1,7 +1,7 @@
-"""Runs the guard on uvicorn: where it may listen, how it starts, and how it goes.
+"""Runs the guard on uvicorn: where it may listen, how it starts and how it shuts down.
 
-uvicorn with httptools because it is the fastest server in Python that is well kept (docs/why.md). `protocol.py` is the one
-file that imports it.
+uvicorn with httptools, because it is the fastest well-maintained server in Python (docs/why.md). `fast/protocol.py` is the
+one file that imports it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from ..errors import ConfigError
 from .app import Guard, is_loopback
 from .audit import Audit
-from .log import begin, log
+from .log import log, log_as_json
 from .tokens import Tokens
 
 TYPE_CHECKING = False
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ..config.serve import Serve
     from ..gate.gates import Gates
 
-#: Seconds that requests under way are given to end, once those who wait have been sent away.
+#: Seconds that requests in progress are given to end, after the waiting ones were sent away.
 GRACE = 10
 
 
 def make_guard(gates: Gates, settings: Serve, any_gate: bool = False) -> Guard:
-    """A guard with its tokens and its audit log. Raises ConfigError where it may not listen where it was told to."""
+    """A guard with its tokens and its audit log. Raises ConfigError where it may not listen on the configured host."""
     beside = os.path.dirname(os.path.abspath(gates.config.path)) if gates.config.path else os.getcwd()
     tokens = None if settings.tokens is None else Tokens(os.path.join(beside, settings.tokens))
     if not tokens and not is_loopback(settings.host):
@@ -42,15 +42,15 @@ def make_guard(gates: Gates, settings: Serve, any_gate: bool = False) -> Guard:
         raise ConfigError(problem, file=gates.config.path, path="serve.host", remedy=remedy)
     audit = Audit(None if settings.audit is None else os.path.join(beside, settings.audit))
     for name in gates:
-        gates.async_gate(name)  # a store that there is not is a mistake of the file, and shows here
+        gates.async_gate(name)  # so that a store that cannot be opened is reported before the guard starts
     return Guard(gates, tokens, settings, audit, any_gate)
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises OSError with the address in it."""
+    """A listening socket. Raises OSError with the address in it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol by name: asyncio switches Nagle's algorithm off for those only, and an answer in two pieces would
-    # wait 40 ms for the client's acknowledgement of the first.
+    # asyncio switches Nagle's algorithm off only for sockets that name their protocol. Otherwise an answer in two writes
+    # waits 40 ms for the client's acknowledgement of the first.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,12 +63,12 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` is told the address as soon as requests are answered."""
+    """Serve until SIGTERM or SIGINT. `ready` is called with the address as soon as requests are answered."""
     from .fast.protocol import Config, protocol_of
     from .fast.protocol import Server as BaseServer
 
     settings = guard.settings
-    begin(level)
+    log_as_json(level)
     connection = listening(settings.host, settings.port)
     host, port = connection.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -76,7 +76,7 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
     class Server(BaseServer):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            # uvicorn's own would raise the signal again at the end; to be told to stop, and to stop, is no failure.
+            # uvicorn's own raises the signal again at the end, so that the process would seem to have failed.
             before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
             try:
                 yield
@@ -96,8 +96,8 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
             await super().shutdown(sockets)
             log.info("stopped")
 
-    # What is there by now stays. A busy guard makes many objects that live for a minute (ids that are remembered); looking
-    # at all of them so often that none is left behind for a moment would cost a fifth of its time.
+    # Objects that exist now stay, so the collector need not scan them. A busy guard makes many objects that live for a
+    # minute (remembered ids); scanning those at the default thresholds would cost a fifth of its time.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

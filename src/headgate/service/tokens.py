@@ -1,7 +1,7 @@
-"""Tokens: who may ask, observe or configure. Only their hashes are kept.
+"""Tokens: each allows to ask, observe or configure. Only their hashes are kept.
 
-A token is 256 random bits, so one SHA-256 is enough to keep it: there is nothing to guess that a slow hash (scrypt, argon2)
-would protect, and a slow hash on every request would be a way to flood the guard.
+A token is 256 random bits, so one SHA-256 is enough: a slow hash (scrypt, argon2) protects secrets that can be guessed, and
+on every request it would make the guard easy to flood.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What a token may be allowed to do, and what that is.
+#: Scope → what it allows.
 SCOPES: dict[str, str] = {
     "acquire": "ask for permits, renew and release them",
     "observe": "see usage, holders, events and metrics",
@@ -31,13 +31,13 @@ SCOPES: dict[str, str] = {
 
 PREFIX = "hg_"
 
-#: Seconds after which it is looked whether the file has changed.
-LOOK_EVERY = 1.0
+#: Seconds between checks whether the file has changed.
+CHECK_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Whose token it is, and what it may be used for."""
+    """The holder of a token, and the scopes that it has."""
 
     name: str
     scopes: frozenset[str]
@@ -52,13 +52,13 @@ def new_token() -> str:
 
 
 class Tokens:
-    """The tokens of a file. It is read again when it changes; one that cannot be read leaves the last in force."""
+    """The tokens of a file. It is read again when it changes; while it cannot be read, the last tokens stay in force."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._stamp = self._look()
+        self._stamp = self._stat()
         self._by_hash = read_tokens(path)
-        self._look_at = monotonic() + LOOK_EVERY
+        self._check_at = monotonic() + CHECK_EVERY
         #: Why the file could not be read again; None while all is well.
         self.error: ConfigError | None = None
 
@@ -66,10 +66,10 @@ class Tokens:
         return len(self._by_hash)
 
     def bearer_of(self, token: str) -> Bearer | None:
-        """Whose token this is. Takes as long for a wrong one as for a right one."""
-        if (now := monotonic()) >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            self._read_again()
+        """The holder of a token, or None. Takes as long for a wrong token as for a right one."""
+        if (now := monotonic()) >= self._check_at:
+            self._check_at = now + CHECK_EVERY
+            self._reread()
         asked = digest(token)
         found: Bearer | None = None
         for known, bearer in self._by_hash.items():
@@ -77,15 +77,15 @@ class Tokens:
                 found = bearer
         return found
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _stat(self) -> tuple[int, int, int] | None:
         try:
             status = os.stat(self.path)
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino
 
-    def _read_again(self) -> None:
-        stamp = self._look()
+    def _reread(self) -> None:
+        stamp = self._stat()
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -97,7 +97,7 @@ class Tokens:
 
 
 def read_tokens(path: str) -> Mapping[str, Bearer]:
-    """Hash → whose it is. Raises `ConfigError` with the file and the place."""
+    """Hash → holder. Raises `ConfigError` with the file and the place."""
     try:
         text = read_text(path, "it must be a file that this process may read")
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def _scopes(table: Table) -> frozenset[str]:
 
 
 def add_token(path: str, name: str, scopes: frozenset[str]) -> str:
-    """Make a token, keep its hash in the file, and return it: nobody can read it there again."""
+    """Make a token, keep its hash in the file, and return the token: it cannot be read from the file."""
     from datetime import UTC, datetime
 
     known = read_tokens(path) if os.path.exists(path) else {}
@@ -147,7 +147,7 @@ def add_token(path: str, name: str, scopes: frozenset[str]) -> str:
     listed_scopes = ", ".join(f'"{scope}"' for scope in SCOPES if scope in scopes)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     entry = f'[tokens."{name}"]\nsha256 = "{digest(token)}"\nscopes = [{listed_scopes}]\ncreated = "{created}"\n'
-    # Made for its owner alone: hashes of good tokens tell nothing, but nobody else needs to write there.
+    # Only the owner may read and write it: the hashes reveal no token, but another user must not add one.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(descriptor, "a", encoding="utf-8") as stream:
         stream.write(entry if not known else f"\n{entry}")
@@ -155,7 +155,7 @@ def add_token(path: str, name: str, scopes: frozenset[str]) -> str:
 
 
 def revoke_token(path: str, name: str) -> bool:
-    """Take a token's hash out of the file. False when there was none of that name."""
+    """Remove a token's hash from the file. False when there was none of that name."""
     known = read_tokens(path)
     if all(bearer.name != name for bearer in known.values()):
         return False

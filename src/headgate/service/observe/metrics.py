@@ -1,7 +1,7 @@
-"""`GET /metrics`: what the guard counts by itself, and how full its gates are at the moment somebody asks.
+"""`GET /metrics`: what the guard counts, and how full its gates are at the moment of the scrape.
 
-Nothing is looked at between scrapes. What is counted on the way of an ask is two additions, from the first scrape on;
-before that the guard's own tally goes on, and the first scrape begins with it.
+Gates are not looked at between scrapes. From the first scrape on an ask costs two additions more; before that only the
+guard's own tally is kept, and the first scrape begins with it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from ..app import Guard
     from ..web import Request, Response
 
-#: Of so many keys of a gate the limits are looked at: those that ask, wait or hold most.
+#: The most keys of a gate whose limits are looked at: those that ask or hold most.
 KEYS = 32
-#: So many keys of a gate are counted at most; then the rarest are forgotten.
+#: The most keys of a gate that are counted; beyond it the rarest half is forgotten.
 COUNTED_KEYS = 512
-#: Permits whose hold is timed at most. One whose release goes to another guard is among them until it is pushed out.
+#: The most permits whose hold is timed. One that is released at another guard stays among them.
 TIMED = 100_000
 
-#: The label of gates that are not in the guard's file: what clients call theirs must not make series.
+#: The label of gates that are not in the guard's file: names that clients choose must not make series.
 OTHER = "(other)"
 
 CONTENT_TYPE = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
-#: Seconds for which a cost that was settled upwards excuses a rate: looks are one after the other, but not in step with it.
+#: Seconds for which a cost that was settled upwards explains a rate above its limit.
 SETTLED = 60.0
 
-#: Rounding of sums: nothing above this share of a limit is more than it allows.
+#: Sums are rounded: an excess below this share of a limit is none.
 DUST = 1e-6
 
 
@@ -56,7 +56,7 @@ class Metrics:
         self._names = frozenset(guard.gates)
         self.values = Prometheus()
         self.values.set("headgate_info", 1.0, __version__)
-        for gate in guard.gates:  # from 0 on: what appears with its first value has no rate until the second
+        for gate in guard.gates:  # a counter that begins at 0 has a rate from its first increase on
             for outcome in ("granted", "refused"):
                 self.values.add("headgate_permits_total", gate, outcome, amount=0.0)
             for outcome in OUTCOMES:
@@ -65,41 +65,41 @@ class Metrics:
         for gate, (granted, refused, _) in guard.state.get("tally", {}).items():
             self.values.add("headgate_permits_total", self._label(gate), "granted", amount=granted)
             self.values.add("headgate_permits_total", self._label(gate), "refused", amount=refused)
-        #: When what is held was granted, by id.
+        #: Permit id → when it was granted (monotonic seconds).
         self._granted: dict[str, float] = {}
         self._asked: dict[str, Counter[str]] = {}
-        #: (gate, limit) → what was used and allowed at the last look.
+        #: (gate, limit) → used and limit at the last look.
         self._before: dict[tuple[str, str], tuple[float, float]] = {}
-        #: When something of a gate last turned out to cost more than was asked for: that may exceed a rate.
+        #: Gate → when a permit was last settled with its actual cost, which may exceed a rate (monotonic seconds).
         self._settled: dict[str, float] = {}
-        guard.answer_listeners.append(self.heard)
-        guard.usage_listeners.append(self.seen)
+        guard.answer_listeners.append(self.on_answer)
+        guard.usage_listeners.append(self.on_usage)
         self._end = events.subscribe(self.values)
 
     def close(self) -> None:
         self._end()
         with suppress(ValueError):
-            self._guard.answer_listeners.remove(self.heard)
-            self._guard.usage_listeners.remove(self.seen)
+            self._guard.answer_listeners.remove(self.on_answer)
+            self._guard.usage_listeners.remove(self.on_usage)
 
     def _label(self, gate: str) -> str:
         return gate if gate in self._names else OTHER
 
-    def heard(self, gate: str, what: str, waited: float, command: Any = None) -> None:
-        """Something was answered: granted, refused, or released with an outcome."""
+    def on_answer(self, gate: str, result: str, waited: float, command: Any = None) -> None:
+        """Count an answer: granted, refused, or a release with its outcome."""
         label, values = self._label(gate), self.values
-        if what in ("granted", "refused"):
-            values.add("headgate_permits_total", label, what)
-            if what == "granted":
+        if result in ("granted", "refused"):
+            values.add("headgate_permits_total", label, result)
+            if result == "granted":
                 values.observe("headgate_wait_seconds", waited, label)
             plan = getattr(command, "plan", None)
             if plan is not None:
-                if what == "granted" and plan.lease and len(self._granted) < TIMED:
+                if result == "granted" and plan.lease and len(self._granted) < TIMED:
                     self._granted[command.id] = monotonic()
                 if plan.key:
                     self._count_key(gate, plan.lane)
-        elif what in OUTCOMES:
-            values.add("headgate_upstream_total", label, what)
+        elif result in OUTCOMES:
+            values.add("headgate_upstream_total", label, result)
             since = self._granted.pop(getattr(command, "id", ""), None)
             if since is not None:
                 values.observe("headgate_hold_seconds", monotonic() - since, label)
@@ -144,7 +144,7 @@ class Metrics:
         return values.text()
 
     def _by_key(self, served: ServedGate, snapshot: Snapshot) -> list[Peek]:
-        """Looks at the keys that may be the fullest. What was asked long ago counts for less and less."""
+        """Peeks at the keys that may be the fullest. Asks count for half as much after each scrape."""
         if not served.policy.keys:
             return []
         asked = self._asked.get(served.name, Counter())
@@ -152,15 +152,15 @@ class Metrics:
         peeks = []
         for lane in {lane for counts in (asked, held) for lane, _ in counts.most_common(KEYS)}:
             key = dict(part.split("=", 1) for part in lane.split(","))
-            with suppress(HeadgateError):  # of an ask that was made with another configuration
+            with suppress(HeadgateError):  # the key of an ask that was made with another configuration
                 peeks.append(served.peek_command(key))
         self._asked[served.name] = Counter({lane: count // 2 for lane, count in asked.items() if count > 1})
         return peeks
 
-    def seen(self, usage: Usage) -> None:
-        """A gate was looked at. More in use than before, and more than what was allowed then or is now, must never be.
+    def on_usage(self, usage: Usage) -> None:
+        """Count an overshoot: more in use than at the last look, and more than was allowed then or is allowed now.
 
-        A limit that was lowered, or a cost that turned out to be higher, is no overshoot.
+        A limit that was lowered, or a cost that was settled upwards, is no overshoot.
         """
         gate = usage.gate
         settled = monotonic() - self._settled.get(gate, -SETTLED) < SETTLED
@@ -186,7 +186,7 @@ def _slots_by_key(served: ServedGate) -> bool:
 
 
 def metrics_of(guard: Guard) -> Metrics:
-    """Those of a guard, from the first time that somebody asks for them."""
+    """The metrics of a guard, made at the first scrape."""
     found: Metrics | None = guard.state.get("metrics")
     if found is None:
         found = guard.state["metrics"] = Metrics(guard)

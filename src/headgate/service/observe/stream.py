@@ -1,4 +1,4 @@
-"""`GET /v1/events`: server-sent events for the dashboard. One sampler looks for all who watch.
+"""`GET /v1/events`: server-sent events for the dashboard. One sampler serves all watchers.
 
     event: hello
     data: {"version": …, "may_change": …, "tokens": …, "history": {gate: [[time, granted, refused, limited, waiting], …]}}
@@ -6,8 +6,9 @@
     event: gates              every second
     data: {"at": …, "gates": [{"name": …, "limits": […], "keys": […], "waiters": […], "holders": […], "counts": […], …}]}
 
-Times are seconds since 1970, lengths are seconds. Counts are of what was asked of this guard since the row before;
-`waiting` is everybody's, and null where nobody looked. A client that is slower than the samples skips some.
+Times are seconds since 1970, lengths are seconds. Counts are of requests to this guard since the row before; `waiting`
+counts the tickets of all guards and processes, and is null in seconds without a look. A client that is slower than the
+samples skips some.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ...kernel.limits import kind_of
 from ...kernel.model import Snapshot, plain
 from ..log import log
 from ..routes.gates import known
-from ..web import encode
+from ..web import EVENT_STREAM, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,25 +45,18 @@ if TYPE_CHECKING:
     #: Time, granted, refused, 429s reported, waiting.
     Row = tuple[int, int, int, int, int | None]
 
-#: Seconds of counts that are kept.
+#: Rows of counts that are kept: one per second.
 KEPT = 600
-#: Seconds between looks while nobody watches: enough for the course of the waiting line.
+#: Seconds between looks without a watcher: enough to draw how the line grew.
 IDLE = 10
-#: How many may watch, how many holders are told of, and of how many keys the limits are looked at.
+#: The most watchers, holders in an event, and keys of a gate whose limits are looked at.
 WATCHERS, HOLDERS, KEYS = 64, 100, 12
-#: To list the holders takes a walk over all leases: beyond so many, not every second.
+#: Listing the holders walks over all leases: with more than so many, it is not done every second.
 MANY = 500
-
-HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    # Proxies that collect an answer before they pass it on would keep the page waiting for ever.
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Watcher:
-    """One client: the latest sample that it has not got yet."""
+    """One client, and the latest sample that was not written to it yet."""
 
     __slots__ = ("latest", "news", "over")
 
@@ -81,17 +75,17 @@ class Watcher:
 
 
 class Sampler:
-    """Looks at every gate once a second while anybody watches, and keeps the counts of the last ten minutes."""
+    """Looks at every gate once a second while there are watchers, and keeps the counts of the last ten minutes."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._rows: dict[str, deque[Row]] = {}
         self._before: dict[str, tuple[int, int, int]] = {}
-        #: Gate → when they were listed, on this process's clock, and the list.
+        #: Gate → its holders, and when they were listed (monotonic seconds).
         self._holders: dict[str, tuple[float, list[Holder]]] = {}
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
-        self._come = asyncio.Event()
+        self._joined = asyncio.Event()
         self._ticks = 0
 
     def start(self) -> None:
@@ -99,20 +93,20 @@ class Sampler:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="headgate-sampler")
 
     def close(self) -> None:
-        """No more samples; those who watch are let go, and come again by themselves."""
+        """End the sampler and every stream; clients reconnect by themselves."""
         if self._task is not None:
             self._task.cancel()
         for watcher in self._watchers:
             watcher.end()
 
     def watch(self) -> Watcher:
-        """One more watches. Raises Problem where too many do; whoever watches must leave."""
+        """Add a watcher, which its stream must `leave`. Raises Problem where there are too many."""
         if len(self._watchers) >= WATCHERS:
             raise Problem(503, "too-many-watchers", f"{WATCHERS} watch this guard already, and it takes no more")
         self.start()
         watcher = Watcher()
         self._watchers.add(watcher)
-        self._come.set()
+        self._joined.set()
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
@@ -125,20 +119,20 @@ class Sampler:
 
     async def _run(self) -> None:
         while True:
-            self._come.clear()
+            self._joined.clear()
             watched = bool(self._watchers)
             try:
                 await self._sample(watched)
-            except Exception:  # one sample that fails must not be the last
+            except Exception:  # a sample that fails must not be the last one
                 log.exception("the dashboard's sampler failed")
             self._ticks += 1
-            # On the second, so that a row is a second; whoever comes meanwhile need not wait for it.
+            # Until the next full second, so that a row is a second; a new watcher need not wait for it.
             pause = 1.0 - time.time() % 1.0
             if watched:
                 await asyncio.sleep(pause)
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._come.wait(), pause)
+                    await asyncio.wait_for(self._joined.wait(), pause)
 
     async def _sample(self, watched: bool) -> None:
         looked = await self._look(watched) if watched or self._ticks % IDLE == 0 else {}
@@ -158,14 +152,14 @@ class Sampler:
         return self._guard.gates
 
     def _count(self, name: str) -> tuple[int, int, int]:
-        """What was asked since the row before: granted, refused, 429s that were reported."""
+        """Counts since the row before: granted, refused, 429s that were reported."""
         total = counts_of(self._guard, name)
         before = self._before.get(name, (0, 0, 0))
         self._before[name] = total
         return total[0] - before[0], total[1] - before[1], total[2] - before[2]
 
     async def _look(self, closely: bool) -> dict[str, Any]:
-        """Each gate as it is told. One round trip per store, and one more where limits are by a key."""
+        """The event of each gate. One round trip per store, and one more where limits are by a key."""
         gates = [self._guard.served(name) for name in self._names()]
         peeks = []
         for served in gates:
@@ -179,19 +173,17 @@ class Sampler:
                 continue
             if peek.leases:
                 self._holders[served.name] = (time.monotonic(), served.holders_of(snapshot))
-            found[served.name] = self._told(served, snapshot)
+            found[served.name] = self._event_of(served, snapshot)
             if closely:
                 asked += [(served, peek) for peek in self._by_key(served, served.waiters_of(snapshot))]
         for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             if isinstance(snapshot, Snapshot):
                 add_keys(found[served.name], served, snapshot)
         for told in found.values():
-            told.get("keys", []).sort(
-                key=lambda row: row["key"]
-            )  # in an order that stays, so that the page stands still
+            told.get("keys", []).sort(key=lambda row: row["key"])  # in a stable order, so that rows do not jump
         return found
 
-    def _told(self, served: ServedGate, snapshot: Snapshot) -> dict[str, Any]:
+    def _event_of(self, served: ServedGate, snapshot: Snapshot) -> dict[str, Any]:
         policy = served.policy
         usage = self._guard.note_usage(served.usage_of(snapshot))
         limits = {limit.name: limit for limit in policy.limits}
@@ -209,9 +201,9 @@ class Sampler:
             "limits": [limit_row(row, limits, overrides) for row in usage.limits],
             "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
             "keys": [],
-            "waiters": [person(waiter) for waiter in served.waiters_of(snapshot)],
+            "waiters": [holder_row(waiter) for waiter in served.waiters_of(snapshot)],
             "holders": [
-                person(holder, age)
+                holder_row(holder, age)
                 | {"expires": max(0.0, holder.expires - age), "permit": permit_name(served, holder.id)}
                 for holder in holders[:HOLDERS]
             ],
@@ -222,16 +214,16 @@ class Sampler:
         return self._holders.get(served.name) or (time.monotonic(), [])
 
     def _by_key(self, served: ServedGate, waiters: list[Waiter]) -> list[Peek]:
-        """What to look at for the limits by a key: the keys of those who hold or wait most."""
+        """Peeks at the keys with the most holders and waiters, for the limits by a key."""
         if not served.policy.keys:
             return []
         counts: Counter[tuple[tuple[str, str], ...]] = Counter()
-        people: list[Holder | Waiter] = [*self._held(served)[1], *waiters]
-        for one in people:
+        both: list[Holder | Waiter] = [*self._held(served)[1], *waiters]
+        for one in both:
             counts[tuple(sorted(one.key.items()))] += 1
         peeks = []
         for key, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:KEYS]:
-            with suppress(HeadgateError):  # of an ask that was made with another configuration
+            with suppress(HeadgateError):  # the key of an ask that was made with another configuration
                 peeks.append(served.peek_command(dict(key)))
         return peeks
 
@@ -244,16 +236,16 @@ def overrides_of(snapshot: Snapshot) -> Overrides:
 
 
 def traits(limit: Limit, overrides: Overrides, key: str | None) -> dict[str, Any]:
-    """What a limit is, apart from what is used of it. `own` is its configured value, `value` the one in force."""
+    """A limit without its usage. `own` is its configured value, `value` the one in force."""
     length = getattr(limit, "per", None)
-    everybodys = overrides.get((limit.name, None), limit.limit)
+    shared = overrides.get((limit.name, None), limit.limit)
     return {
         "name": limit.name,
         "kind": limit.kind,
         "unit": limit.unit,
         "by": limit.by,
         "own": limit.limit,
-        "value": overrides.get((limit.name, key), everybodys),
+        "value": overrides.get((limit.name, key), shared),
         "overridden": (limit.name, key) in overrides,
         "per": length / 1_000_000 if isinstance(length, int) else length,
         "burst": getattr(limit, "burst", None),
@@ -263,7 +255,7 @@ def traits(limit: Limit, overrides: Overrides, key: str | None) -> dict[str, Any
 def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -> dict[str, Any]:
     """A limit with what is used of it: what it is, and the fields of its usage."""
     name, _, share = row.name.partition("@")
-    # Further off than a century is: never, as far as anybody can say.
+    # More than a century ahead is shown as never.
     soon = row if row.next_free < 3.2e9 else replace(row, next_free=float("inf"))
     return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
@@ -277,7 +269,7 @@ def add_keys(told: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> No
             told["keys"].append(limit_row(row, limits, overrides))
 
 
-def person(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
+def holder_row(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
     return {
         "id": one.id,
         "holder": one.holder,
@@ -311,12 +303,12 @@ async def events(guard: Guard, request: Request) -> Response | None:
     """Samples until the client hangs up or the guard closes."""
     known(request)
     if request.scope["method"] == "HEAD":
-        return 200, HEADERS, b""
+        return 200, EVENT_STREAM, b""
     sampler = sampler_of(guard)
     watcher = sampler.watch()
-    hanging_up = asyncio.get_running_loop().create_task(_hang_up(request, watcher))
+    watching = asyncio.get_running_loop().create_task(_end_when_disconnected(request, watcher))
     try:
-        await request.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await request.send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
         await _write(request, b"event: hello\ndata: %s\n\n" % encode(_hello(guard, request, sampler)).encode())
         while not watcher.over and not guard.closing:
             await watcher.news.wait()
@@ -327,13 +319,12 @@ async def events(guard: Guard, request: Request) -> Response | None:
         await request.send({"type": "http.response.body", "body": b""})
     finally:
         sampler.leave(watcher)
-        hanging_up.cancel()
+        watching.cancel()
     return None
 
 
-async def _hang_up(request: Request, watcher: Watcher) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _end_when_disconnected(request: Request, watcher: Watcher) -> None:
+    await request.until_disconnected()
     watcher.end()
 
 
