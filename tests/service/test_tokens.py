@@ -152,7 +152,7 @@ def test_each_command_of_the_stores_protocol_needs_its_own_scope(
         if has not in ("acquire", "all"):
             assert (answer.status, answer.kind) == (403, "forbidden")  # it is the workers' door
             continue
-        [reply] = http_wire.decode(answer.raw, 1)[0]
+        [reply] = http_wire.decode(answer.raw, [command])[0]
         assert isinstance(reply, http_wire.NotAllowed) == (needs not in (has, "acquire") and has != "all"), (has, reply)
 
 

@@ -1,1 +1,1 @@
-"""What several faces say over HTTP: problem details (RFC 9457), `RateLimit` headers, what an upstream's answer reports."""
+"""HTTP that several faces share: problem details (RFC 9457), `RateLimit` headers, reports of upstreams' answers."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Header = tuple[bytes, bytes]
 
     class AsyncUsage(Protocol):
-        """As much of an `AsyncGate` as these headers need."""
+        """The part of an `AsyncGate` that these headers need."""
 
         @property
         def name(self) -> str: ...

@@ -52,7 +52,7 @@ MEDIA_TYPE = b"application/problem+json"
 
 
 class Problem(Exception):
-    """An answer that is an error. `facts` stand beside the members of RFC 9457; `retry_after` is in seconds."""
+    """An error answer. `facts` are members beside those of RFC 9457; `retry_after` is in seconds."""
 
     def __init__(self, status: int, kind: str, detail: str, *, retry_after: float | None = None, **facts: Any) -> None:
         super().__init__(detail)
@@ -64,7 +64,7 @@ class Problem(Exception):
         self.headers: list[tuple[bytes, bytes]] = []
 
     def value(self) -> dict[str, Any]:
-        """Its JSON object."""
+        """The JSON object of the answer."""
         told: dict[str, Any] = {
             "type": TYPE_PREFIX + self.kind,
             "title": KINDS[self.kind][1],
@@ -76,7 +76,7 @@ class Problem(Exception):
         return told | self.facts
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
-        """Its headers; 429 and 503 always say when to come again."""
+        """The headers of the answer; 429 and 503 always have `Retry-After`."""
         headers = [(b"content-type", MEDIA_TYPE), *self.headers]
         if self.status in (429, 503):
             headers.append((b"retry-after", whole_seconds(1.0 if self.retry_after is None else self.retry_after)))
@@ -84,23 +84,23 @@ class Problem(Exception):
 
 
 def whole_seconds(seconds: float) -> bytes:
-    """What `Retry-After` takes: whole seconds, rounded up, so that nobody comes too early; and at least one."""
+    """The value of `Retry-After`: whole seconds, at least one, rounded up so that no client retries too early."""
     return b"%d" % min(max(1, ceil(seconds)), 10**9)
 
 
-#: A text of more characters than this is an input that was repeated in it.
+#: A longer message repeats some client's input, and is cut.
 LONGEST = 500
 
 
 def shown(text: str) -> str:
-    """A message that may repeat what somebody sent: of bounded length, and text that UTF-8 can carry."""
+    """A message that may repeat a client's input, cut to a bounded length and made valid UTF-8."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 100]} … {text[-100:]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def problem_of(error: HeadgateError) -> Problem:
-    """What an error of the library is over HTTP."""
+    """The problem details of an error of the library."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, Denied):

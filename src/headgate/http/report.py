@@ -1,4 +1,4 @@
-"""PURE. What an upstream's answer says: how it went, and how long to stay away. The four dialects of retry delays.
+"""PURE. Reads an upstream's answer: its outcome and how long to wait, in the four dialects of retry delays.
 
 Works on any response of httpx, requests, aiohttp or urllib (anything with a status and headers), on a mapping with those
 keys, and on exceptions that carry such a response.
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-#: Status of an answer → the outcome that it tells of, where it tells that the upstream could not take the call.
+#: Status → outcome, for answers by which an upstream refuses a call.
 REFUSALS = {429: "rate_limited", 502: "overloaded", 503: "overloaded", 504: "overloaded", 529: "overloaded"}
 
 
 class Report(str):
-    """What an answer of an upstream says. It is its outcome, as text, with what else the answer tells:
+    """What an upstream's answer says: a text, its outcome, with attributes for the rest.
 
-    `retry_after` in seconds (None: it did not say), `permanent` where a quota is spent, so that a retry is in vain, and the
-    `status` of the answer.
+    `retry_after` is in seconds (None: not given), `permanent` is whether a quota of a day or a month is spent, so that a
+    retry would fail, and `status` is that of the answer.
     """
 
     __slots__ = ("permanent", "retry_after", "status")
@@ -52,7 +52,7 @@ class Report(str):
 
 
 def read(response: Any, now: float) -> Report:
-    """`now` is the wall clock in epoch seconds: some upstreams give a date."""
+    """The report of an answer. `now` is the wall clock in epoch seconds, because some upstreams give a date."""
     response = getattr(response, "response", None) or response
     status = _status(response)
     headers = {str(name).lower(): str(value) for name, value in dict(_field(response, "headers") or {}).items()}
@@ -81,7 +81,7 @@ def _status(response: Any) -> int:
 
 
 def _body(response: Any) -> Any:
-    """The JSON body where it can be had without waiting; a coroutine (aiohttp) is not waited for."""
+    """The JSON body where it is there without waiting; a coroutine (aiohttp) is not awaited."""
     for name in ("json", "body"):
         found = _field(response, name)
         try:
@@ -99,7 +99,7 @@ def _body(response: Any) -> Any:
 
 
 def _permanent(body: Any) -> bool:
-    """A quota of a day or a month: trying again soon is wrong."""
+    """Whether a quota of a day or a month is spent, so that a retry soon would fail."""
     error = body.get("error") if isinstance(body.get("error"), dict) else {}
     if error.get("code") == "INSUFFICIENT_QUOTA":
         return True
@@ -115,7 +115,7 @@ def _retry_after(headers: Mapping[str, str], body: Any, now: float) -> float | N
     if given:
         after = _seconds_or_date(given, now)
         if after is not None and body.get("code") == "RATE_LIMIT_EXCEEDED":
-            return after / 1000  # Sentinel Hub says it in milliseconds
+            return after / 1000  # Sentinel Hub gives milliseconds
         if after is not None:
             return after
     error = body.get("error") if isinstance(body.get("error"), dict) else {}
@@ -139,7 +139,7 @@ def _seconds_or_date(given: str, now: float) -> float | None:
 
 
 def _used_up(headers: Mapping[str, str], now: float) -> float | None:
-    """Where the upstream says that nothing is left, the time until it is there again."""
+    """Seconds until there is capacity again, where the headers say that none is left."""
     draft = headers.get("ratelimit", "")  # IETF draft: "default";r=0;t=30
     fields = dict(part.strip().split("=", 1) for part in draft.split(";") if "=" in part)
     if fields.get("r") == "0" and (after := _number(fields.get("t", ""))) is not None:

@@ -23,7 +23,7 @@ class Audit:
         if path is not None:
             self._append("")  # so that a file that cannot be written is found before the first change
 
-    def tell(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
+    def record(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
         """Record a change that was made."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,6 +1,6 @@
-"""The page docs/reference/http.md, made from ROUTES and the kinds of problems.
+"""Makes the page docs/reference/http.md from ROUTES and the kinds of problems.
 
-`python -m headgate.service.reference > docs/reference/http.md` writes it. A test fails when the page is another.
+`python -m headgate.service.reference > docs/reference/http.md` writes it. A test fails when the page is out of date.
 """
 
 from __future__ import annotations

@@ -75,6 +75,12 @@ class Request:
         #: The holder of the token; None where the guard has no tokens or the route needs none.
         self.bearer = bearer
 
+    @property
+    def client(self) -> str:
+        """The address of the client, where the server knows it."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
     def header(self, name: bytes) -> str | None:
         """The first header of a name in lower case, or None."""
         for key, value in self.scope["headers"]:

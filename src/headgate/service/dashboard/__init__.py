@@ -1,4 +1,4 @@
-"""The dashboard at `/`: static files of the package, no outside assets, and a policy that forbids them."""
+"""The dashboard at `/`: static files of the package. Its content security policy forbids everything from outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCRIPT, STYLE = b"text/javascript; charset=utf-8", b"text/css; charset=utf-8"
 
-#: Every file that is served, and its type. uPlot draws the chart; its licence lies beside it.
+#: Every file that is served, and its type. uPlot draws the chart; its licence is beside it.
 FILES: dict[str, bytes] = {
     "index.html": b"text/html; charset=utf-8",
     "app.js": SCRIPT,
@@ -33,7 +33,7 @@ FILES: dict[str, bytes] = {
     "icon.svg": b"image/svg+xml",
 }
 
-#: No script, style or request but to this guard; nothing inline, no frame around it, and no text that becomes markup.
+#: Scripts, styles and requests only from and to this guard; nothing inline, no frames, and no text becomes markup.
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

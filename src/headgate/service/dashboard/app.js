@@ -1,4 +1,4 @@
-// The dashboard: what the guard tells is kept here, and drawn; nothing is made up.
+// The dashboard: keeps the state that the guard sends, and draws it.
 
 import { Chart } from "./chart.js";
 import { ask, changes, toast } from "./changes.js";
@@ -9,7 +9,7 @@ import { el, say, show } from "./words.js";
 const at = (id) => document.getElementById(id);
 const KEPT = 600;
 
-/** A gate of which nothing was ever seen. */
+/** A gate whose store has not answered yet. */
 const UNSEEN = { mode: "", priorities: [], paused: null, waiting: 0, holding: 0, limits: [], keyed: [], keys: [], waiters: [], holders: [] };
 
 let gates = [];
@@ -61,7 +61,7 @@ const reconnect = listen(tokenOf, {
   },
   gates(told) {
     state("live", "live");
-    // A guard that has a moment's trouble with its store tells no figures: those before stay, and are said to be old.
+    // While its store is away, a gate has no figures: the last ones stay, and are marked as old.
     const before = Object.fromEntries(gates.map((gate) => [gate.name, gate]));
     gates = told.gates.map((gate) => (gate.error ? { ...(before[gate.name] || UNSEEN), name: gate.name, error: gate.error } : gate));
     for (const gate of told.gates) {
@@ -139,7 +139,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => char
 // --- the rest of the page -----------------------------------------------------------------------------------------------
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which gate is shown
+  event.preventDefault(); // the hash of the address is the gate that is shown
   at("gate").focus();
 });
 at("pause").addEventListener("click", act.pause);

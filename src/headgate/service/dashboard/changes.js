@@ -1,10 +1,10 @@
-// What a person may change. Each asks first and says what will happen; the guard has the last word, and its refusal is shown.
+// Changes of a gate. Each dialog says what will happen and asks first; a refusal of the guard is shown in it.
 
 import { amount, el, keyed, per, say, show, span } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
-/** Send a change. Throws an Error with the guard's own sentence. */
+/** Send a change. Throws an Error with the guard's message. */
 async function send(tokenOf, method, path, body) {
   const headers = { "content-type": "application/json" };
   const token = tokenOf();
@@ -21,7 +21,7 @@ async function send(tokenOf, method, path, body) {
   }
 }
 
-/** The one dialog: a title, fields, what will happen, and one or two ways to go on. */
+/** Open the dialog: a title, fields, what will happen, and one or two actions. */
 export function ask({ title, fields = [], what, yes, danger = false, other = null }) {
   const dialog = at("ask");
   const form = at("ask-form");

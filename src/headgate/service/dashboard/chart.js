@@ -16,7 +16,7 @@ export class Chart {
     new ResizeObserver(() => this.fit()).observe(place);
   }
 
-  /** Another gate, another span or another theme: drawn anew. */
+  /** Draw the chart from scratch, for another gate, span or theme. */
   renew() {
     if (this.plot) this.plot.destroy();
     this.plot = null;
@@ -49,7 +49,7 @@ export class Chart {
     else if (size.width > 0) this.plot.setSize(size);
   }
 
-  /** Counts per second in steps of 1 s, or of 5 s where so much is shown that single seconds would be noise. */
+  /** Counts per second in steps of 1 s, or of 5 s where the span is so long that single seconds would be noise. */
   binned(rows) {
     const step = this.minutes > 2 ? 5 : 1;
     const newest = rows.length ? rows[rows.length - 1][0] : 0;
@@ -103,7 +103,7 @@ export class Chart {
     };
   }
 
-  /** Under the pointer: the figures of that moment in place of the latest. */
+  /** While the pointer is over the chart, show the figures of that moment instead of the latest. */
   point(plot) {
     const at = plot.cursor.idx;
     if (at === null || at === undefined) {

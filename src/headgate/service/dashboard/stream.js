@@ -1,13 +1,13 @@
-// The guard's events. `EventSource` cannot carry a token in a header, and a token does not belong in an address: so it is
-// read with `fetch`. A line that breaks is taken up again by itself.
+// The guard's events. `EventSource` cannot send a token in a header, and a token does not belong in an address, so they are
+// read with `fetch`. A broken connection is retried.
 
 const LONGEST = 10_000;
-/** Milliseconds without a word after which a line is taken for broken: the guard speaks every second. */
+/** Milliseconds without an event after which the connection is taken for broken: the guard sends one every second. */
 const SILENCE = 6_000;
 
 /**
- * Listen for ever. `on` has: hello(data), gates(data), state(name, text), denied(problem).
- * Returns a function that begins anew at once, for a new token.
+ * Listen until the page is closed. `on` has: hello(data), gates(data), state(name, text), denied(problem).
+ * Returns a function that reconnects immediately, for a new token.
  */
 export function listen(tokenOf, on) {
   let controller = null;
@@ -78,7 +78,7 @@ export function listen(tokenOf, on) {
   };
 }
 
-/** A mistake in drawing is a mistake of the page, and not a broken line. */
+/** An error in drawing is a bug of the page, and must not count as a broken connection. */
 function told(hear, data) {
   try {
     hear(JSON.parse(data));

@@ -1,10 +1,10 @@
-// One gate as the guard tells it. Every name and every text that came from elsewhere goes in as text.
+// Draws the gates from the guard's events. Names and texts from clients are inserted as text, never as markup.
 
 import { amount, el, keyed, per, percent, reconcile, say, show, span } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
-/** How full is worth a colour: from 80 % on, and when there is nothing left. */
+/** The colour of a utilisation: `high` from 80 % on, `full` when nothing is left. */
 export function heat(share) {
   return share >= 0.995 ? "full" : share >= 0.8 ? "high" : "calm";
 }
@@ -126,7 +126,7 @@ function title(limit) {
   return limit.class ? `${limit.class}’s share` : limit.name;
 }
 
-/** A slot may be free before its lease ends: then that is the latest. */
+/** A slot may be released before its lease ends, so the end of the lease is an upper bound. */
 function nextFree(limit) {
   if (limit.next_free === null) return "unknown";
   if (!(limit.next_free > 0)) return "now";
@@ -165,7 +165,7 @@ function drawLimits(gate, may, act) {
   );
 }
 
-// --- people -----------------------------------------------------------------------------------------------------------
+// --- waiters and holders ----------------------------------------------------------------------------------------------
 
 function makePerson(...columns) {
   const row = el("tr", { role: "row" });
@@ -188,7 +188,7 @@ function drawPerson(row, person) {
   say(row.parts.priority, person.priority ?? "–");
 }
 
-/** Empty columns are left out: most gates have neither keys nor priorities. */
+/** Hide empty columns: most gates have neither keys nor priorities. */
 function columns(table, people) {
   table.classList.toggle("no-key", !people.some((person) => Object.keys(person.key).length));
   table.classList.toggle("no-priority", !people.some((person) => person.priority !== null));

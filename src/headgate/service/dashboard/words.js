@@ -1,10 +1,10 @@
-// Figures and names as people read them, and elements made of text alone: nothing here is ever parsed as HTML.
+// Formats figures and names, and makes elements of text: nothing here is ever parsed as HTML.
 
 const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const fine = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
-/** Whole numbers as such, others with as many digits as they are worth. */
+/** A number: whole numbers without decimals, others with fewer decimals the larger they are. */
 export function amount(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value) || value >= 1000) return whole.format(value);
@@ -29,7 +29,7 @@ export function span(seconds) {
   return hours < 24 ? `${hours}h${two(minutes % 60)}m` : `${Math.floor(hours / 24)}d${two(hours % 24)}h`;
 }
 
-/** A length as somebody would say it: minute, 6 h, 744 h; calendar periods are words already. */
+/** A length in words: minute, 6 h, 744 h; calendar periods are words already. */
 export function per(length) {
   if (typeof length !== "number") return length;
   for (const [word, unit, size] of [["hour", "h", 3600], ["minute", "min", 60], ["second", "s", 1]]) {
@@ -38,7 +38,7 @@ export function per(length) {
   return `${length * 1000} ms`;
 }
 
-/** The key of an ask: its value where there is one, else by=value of each. */
+/** The key of an ask: the value alone where it has one part, else by=value of each. */
 export function keyed(key) {
   const parts = Object.entries(key || {});
   return parts.length === 1 ? parts[0][1] : parts.map(([by, value]) => `${by}=${value}`).join(" ");
@@ -55,7 +55,7 @@ export function el(tag, traits = {}, ...children) {
   return made;
 }
 
-/** Change a text only where it differs: what somebody has selected stays selected. */
+/** Change a text only where it differs, so that a selection in it stays. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -65,8 +65,8 @@ export function show(element, wanted) {
 }
 
 /**
- * Bring the children of a list to what they should be. A child stays the same element while its key stays, so that whoever
- * is on a button of it with the keyboard stays there; where it is gone, on that of the next.
+ * Update the children of a list. A child stays the same element while its key is there, so that a button in it keeps the
+ * keyboard focus; when its child goes, the focus moves to the button of the next.
  */
 export function reconcile(list, items, keyOf, make, update) {
   const known = list.shown || new Map();

@@ -1,1 +1,1 @@
-"""Asks and releases that are answered as they are read, inside uvicorn's protocol."""
+"""The fast path: asks and releases that are answered as they are read, inside uvicorn's protocol."""

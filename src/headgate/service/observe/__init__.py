@@ -1,1 +1,1 @@
-"""Looking at all gates of a guard: `/metrics`, and the stream of events for the dashboard."""
+"""`/metrics`, and the stream of events for the dashboard."""

@@ -26,7 +26,7 @@ from ...kernel.commands import Peek
 from ...kernel.limits import kind_of
 from ...kernel.model import Snapshot, plain
 from ..log import log
-from ..routes.gates import known
+from ..routes.gates import check_query
 from ..web import EVENT_STREAM, encode
 
 TYPE_CHECKING = False
@@ -301,7 +301,7 @@ def sampler_of(guard: Guard) -> Sampler:
 
 async def events(guard: Guard, request: Request) -> Response | None:
     """Samples until the client hangs up or the guard closes."""
-    known(request)
+    check_query(request)
     if request.scope["method"] == "HEAD":
         return 200, EVENT_STREAM, b""
     sampler = sampler_of(guard)

@@ -1,1 +1,1 @@
-"""The routes of the guard: `table` lists them all, and each other file has the handlers of one concern."""
+"""The routes of the guard: `table` lists them all; the other files have the handlers."""

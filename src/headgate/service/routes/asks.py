@@ -43,7 +43,7 @@ def permit_members(served: ServedGate, stand: Stand, grant: Grant, waited: float
     """
     if waited:
         waited = round(waited, 6)
-    _, expires, fence, _, _ = grant
+    expires, fence = grant.expires, grant.fence
     if not stand.lease:
         name = served.name
         return f'"id":"{name}:{stand.id}","gate":"{name}","fence":{fence},"waited":{waited!r},"lease":null,"expires":null}}'

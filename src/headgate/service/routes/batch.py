@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def _shape(does: str, about: str, fields: Mapping[str, shapes.Field], **needed: shapes.Field) -> shapes.Shape:
-    """A command: what it does, what it must have, and what it has alone."""
+    """The shape of a command: its `do`, the members that it needs, and its optional ones."""
     does_field = shapes.choice("What to do.", does)
     return shapes.Shape(does, about, {"do": does_field, **needed, **fields}, ("do", *needed))
 
 
-#: What a command of a batch can be, and its members.
+#: `do` → the shape of that command.
 DOES: dict[str, shapes.Shape] = {
     "acquire": _shape("acquire", "Ask; nobody waits in a batch.", shapes.ASK_FIELDS, gate=shapes.GATE),
     "reserve": _shape("reserve", "A time at once, on a promise gate.", shapes.RESERVE.fields, gate=shapes.GATE),
@@ -39,13 +39,14 @@ DOES: dict[str, shapes.Shape] = {
 
 
 async def batch(guard: Guard, request: Request) -> Response:
-    """Each command has a reply in its place, with the status that it would have had alone."""
+    """`POST /v1/batch`. Each command has a reply in its place, with the status that it would have had alone."""
     body = await request.json(guard.settings.max_body)
     shapes.BATCH.check(body)
     commands = body["commands"]
     if len(commands) > guard.settings.max_batch:
         raise Problem(413, "body-too-large", f"a batch has at most {guard.settings.max_batch} commands here")
-    # Many of the same are the rule. With more members than `do` and `gate`, what is equal may still be wrong: true is 1.
+    # Most batches repeat one command, so repeats are not checked again; but with more members than `do` and `gate` an equal
+    # command may still be wrong: true == 1.
     before: Any = ()
     for place, entry in enumerate(commands):
         if entry != before or len(entry) > 2:
@@ -54,10 +55,10 @@ async def batch(guard: Guard, request: Request) -> Response:
     replies = [""] * len(commands)
     sent: list[tuple[ServedGate, Any]] = []
     places: list[int] = []
-    before, alike = (), None
+    before, repeatable = (), None
     for place, entry in enumerate(commands):
-        if alike is not None and entry == before:
-            served, command = alike
+        if repeatable is not None and entry == before:
+            served, command = repeatable
             sent.append((served, served.ask_like(command)))
             places.append(place)
             continue
@@ -68,7 +69,7 @@ async def batch(guard: Guard, request: Request) -> Response:
             continue
         sent.append(made)
         places.append(place)
-        before, alike = entry, made if len(entry) == 2 and entry["do"] == "acquire" else None
+        before, repeatable = entry, made if len(entry) == 2 and entry["do"] == "acquire" else None
     granted: dict[str, list[Stand]] = {}
     for place, (served, command), reply in zip(places, sent, await decide_all(sent), strict=True):
         if reply.__class__ is Grant and commands[place]["do"] == "acquire":
@@ -76,7 +77,7 @@ async def batch(guard: Guard, request: Request) -> Response:
             granted.setdefault(served.name, []).append(command)
             continue
         try:
-            replies[place] = _told(guard, served, command, commands[place], reply)
+            replies[place] = _reply_of(guard, served, command, commands[place], reply)
         except (Problem, HeadgateError) as error:
             if command.__class__ is Stand:
                 guard.count(served.name, "refused", 0.0, command)
@@ -87,7 +88,7 @@ async def batch(guard: Guard, request: Request) -> Response:
 
 
 def _check(place: int, entry: Any) -> None:
-    """Raises Problem for a command that is not well formed: then none of the batch is decided."""
+    """Raises Problem for a command that is not well formed; none of the batch is decided then."""
     try:
         if entry.__class__ is not dict:
             raise Problem(
@@ -118,8 +119,8 @@ def _command(guard: Guard, entry: dict[str, Any]) -> tuple[ServedGate, Any]:
     return served, served.release_command(name, entry.get("outcome", "ok"), entry.get("retry_after"), entry.get("cost"))
 
 
-def _told(guard: Guard, served: ServedGate, command: Any, entry: dict[str, Any], reply: Any) -> str:
-    """The reply to one command, as JSON; for asks, where it is no grant, or a promise."""
+def _reply_of(guard: Guard, served: ServedGate, command: Any, entry: dict[str, Any], reply: Any) -> str:
+    """The reply to one command as JSON. The batch itself writes the grants of `acquire`."""
     if isinstance(reply, BaseException):
         raise reply
     if command.__class__ is Stand:

@@ -1,4 +1,4 @@
-"""Looking: what the gates are doing, who holds what, what blocks. Spends nothing."""
+"""The routes that look at gates: usage, holders, what blocks an ask. They spend nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..web import Request, Response
 
 
-def known(request: Request, *names: str) -> dict[str, str]:
-    """The query, which may have these parameters and no others."""
+def check_query(request: Request, *names: str) -> dict[str, str]:
+    """The query. Raises Problem for a parameter that is not among these names."""
     found = request.query()
     for name in found:
         if name not in names:
@@ -74,7 +74,7 @@ def holder_of(served: ServedGate, holder: Holder) -> dict[str, Any]:
 
 
 async def list_gates(guard: Guard, request: Request) -> Response:
-    known(request)
+    check_query(request)
     found = []
     for name in guard.gates:
         served = guard.served(name)
@@ -83,7 +83,7 @@ async def list_gates(guard: Guard, request: Request) -> Response:
 
 
 async def show_gate(guard: Guard, request: Request) -> Response:
-    query = known(request, "key")
+    query = check_query(request, "key")
     served = guard.served(request.params["gate"])
     usage = guard.note_usage(await served.gate.usage(key_of(query.get("key"))))
     overrides = plain(await served.gate.overrides())
@@ -92,14 +92,14 @@ async def show_gate(guard: Guard, request: Request) -> Response:
 
 
 async def holders(guard: Guard, request: Request) -> Response:
-    known(request)
+    check_query(request)
     served = guard.served(request.params["gate"])
     found = [holder_of(served, holder) for holder in await served.gate.holders()]
     return json_response({"gate": served.name, "holders": found})
 
 
 async def explain(guard: Guard, request: Request) -> Response:
-    query = known(request, "cost", "key", "priority")
+    query = check_query(request, "cost", "key", "priority")
     served = guard.served(request.params["gate"])
     found = await served.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
     return json_response({**plain(found), "holders": [holder_of(served, holder) for holder in found.holders]})

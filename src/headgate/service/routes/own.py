@@ -1,4 +1,4 @@
-"""The guard about itself: health, and the reference of its own interface."""
+"""The routes about the guard itself: health, and the reference of its interface."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from ..app import Guard
     from ..web import Request, Response
 
-#: Seconds that a store may take to answer before the guard is called not ready.
+#: Seconds after which a store that does not answer makes the guard not ready.
 PATIENCE = 1.0
 
 
 async def livez(guard: Guard, request: Request) -> Response:
-    """The process answers. Nothing else is looked at: a guard whose store is away must not be restarted for it."""
+    """Whether the process answers. Stores are not checked: a guard must not be restarted because its store is away."""
     return 200, JSON, b'{"status":"ok"}'
 
 
 async def readyz(guard: Guard, request: Request) -> Response:
-    """Whether to send work here: every store answers, and the guard is not on its way out."""
+    """Whether to send work here: every store answers, and the guard is not shutting down."""
     if guard.closing:
         raise Problem(503, "shutting-down", "this guard is shutting down", retry_after=1.0)
-    looked: set[int] = set()
+    checked: set[int] = set()
     for name in guard.gates:
         served = guard.served(name)
-        if id(served.store) in looked:
+        if id(served.store) in checked:
             continue
-        looked.add(id(served.store))
+        checked.add(id(served.store))
         try:
             async with asyncio.timeout(PATIENCE):
                 await served.gate.usage()

@@ -1,6 +1,6 @@
 """Every route of the guard, in one table. A new one is a handler and a line here; the reference and `/openapi.json` follow.
 
-A handler is `async def handler(guard, request) -> Response | None`; None: it has answered by itself.
+A handler is `async def handler(guard, request) -> Response | None`; None: it has streamed its answer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """One route: what it does, who may (`scope` None: everybody), what it takes and what it answers.
+    """One route: its handler, the scope that a token needs (None: no token), its parameters, body and answers.
 
-    `answers` are statuses beside those of every route, each with the name of a schema of `schema.py`, a media type, or None
-    for an empty body.
+    `answers` are the statuses beside those of every route, each with the name of a schema of `schema/document.py`, a media
+    type, or None for an empty body.
     """
 
     __slots__ = ("about", "answers", "body", "handler", "method", "names", "pattern", "query", "scope")

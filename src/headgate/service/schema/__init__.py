@@ -1,1 +1,1 @@
-"""The interface as tables: what bodies look like (`shapes`), and the OpenAPI document made of them."""
+"""The guard's interface as tables: shapes of bodies, values of answers, and the OpenAPI document made of both."""

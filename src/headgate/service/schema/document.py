@@ -67,7 +67,7 @@ NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
 
 _GATE = schemas(Usage, limits=_list("LimitUsage"))
 
-#: What answers look like.
+#: Schemas of answers.
 ANSWERS: dict[str, Schema] = {
     "Permit": _object(
         "A grant. It ends by release, or with its lease.",
@@ -189,7 +189,7 @@ RETRY = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "descripti
 
 
 def document(settings: Serve, tokens: bool, gates: list[str]) -> Schema:
-    """The OpenAPI 3.1 document of a guard with these settings. Where anybody may read all, it names the gates."""
+    """The OpenAPI 3.1 document of a guard with these settings. It names the gates where no token is needed to read them."""
     paths: dict[str, Any] = {}
     for route in ROUTES:
         made = paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, settings)
@@ -247,7 +247,7 @@ def _operation(route: Route, settings: Serve) -> Schema:
 
 
 def _answers(route: Route) -> dict[int, Any]:
-    """A route's own statuses, and those that it can have like any other."""
+    """A route's own statuses, and the common ones."""
     common = [status for status in COMMON if route.pattern.startswith("/v1") or status in (400, 500, 503)]
     common += [401, 403] if route.scope is not None else [403]
     if route.names:
@@ -284,7 +284,7 @@ _STYLE = (
 
 
 def page() -> tuple[bytes, bytes]:
-    """The reference as one page without scripts, and the content security policy that it needs."""
+    """The reference as one HTML page without scripts, and its content security policy."""
     import base64
     import hashlib
 

@@ -1,7 +1,7 @@
-"""What bodies and parameters look like: each shape checks what comes in, and is the schema that the reference shows.
+"""Shapes of bodies and parameters: each checks what comes in, and is the schema that the reference shows.
 
-One table for both, so that the document cannot promise what the check refuses. What only a gate can know (its units, keys
-and classes) is checked by the gate.
+One table for both, so that the reference cannot promise what the check refuses. A gate's own units, keys and classes are
+checked by the gate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
     Schema = dict[str, Any]
 
-#: The most that a number may be, and the least that is not nought.
+#: The largest number that is accepted, and the smallest above 0.
 MOST, LEAST = 1e15, 1e-9
 
 GATE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 KEY_PATTERN = r"^[A-Za-z0-9._:@/+~=-]{1,200}$"
 #: An id stands in paths, so it has no slash.
 ID_PATTERN = r"^[A-Za-z0-9._:@+~=-]{1,100}$"
-#: Its gate, the length of its lease where that is its own, and its id; a gate in another process may have made that.
+#: The gate, the milliseconds of the lease where the ask named them, and the id, which a gate in another process may have
+#: made.
 PERMIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(![0-9]{1,15})?:[A-Za-z0-9._:@/+~=,-]{1,400}$"
 is_name = re.compile(GATE_PATTERN[1:-1]).fullmatch
 is_permit = re.compile(PERMIT_PATTERN[1:-1]).fullmatch
@@ -36,14 +37,14 @@ ID_SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+~
 
 
 def wrong(name: str, right: str, value: object) -> Problem:
-    """What is refused, with its place as a JSON pointer."""
+    """The Problem for a value that is not right, with its place as a JSON pointer."""
     text = repr(value)
     shown = text if len(text) <= 80 else f"{text[:80]}…"
     return Problem(422, "invalid-input", f"{name} must be {right}, not {shown}", pointer=f"/{name}")
 
 
 class Field:
-    """One member of an object: its schema, and the check that goes with it."""
+    """One member of an object: its schema and its check."""
 
     __slots__ = ("check", "schema")
 
@@ -89,7 +90,7 @@ def text(about: str, most: int, least: int = 1, example: str | None = None) -> F
     return Field(check, about, **schema)
 
 
-#: What of `str.isprintable` a pattern can say: letters, marks, numbers, punctuation, symbols and the space of ASCII.
+#: The part of `str.isprintable` that a pattern can express: the printable characters of ASCII.
 PRINTABLE = r"^[ -~]*$"
 
 
@@ -246,23 +247,23 @@ COMMANDS = Field(
 BATCH = Shape("Batch", "Many commands, decided together. Nobody waits.", {"commands": COMMANDS}, ("commands",))
 
 
-def _unlooked(name: str, value: Any) -> None:
-    """A parameter of the query, which its handler takes apart."""
+def _unchecked(name: str, value: Any) -> None:
+    """A parameter of the query, which its handler parses and checks."""
 
 
-#: A number above nought without exponent, as one writes it by hand.
+#: A number above 0 without exponent.
 AMOUNT = r"([1-9][0-9]{0,11}(\.[0-9]{1,9})?|0\.[0-9]{0,8}[1-9])"
 _UNIT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 COST_PATTERN = rf"^({_UNIT}=)?{AMOUNT}(,({_UNIT}=)?{AMOUNT})*$"
 KEY_QUERY = Field(
-    _unlooked,
+    _unchecked,
     "Whose: the key and its value, as in org=acme; several with commas between.",
     type="string",
     pattern=r"^[A-Za-z0-9._-]{1,100}=[A-Za-z0-9._:@/+~=-]{1,200}$",
     examples=["org=acme"],
 )
 COST_QUERY = Field(
-    _unlooked,
+    _unchecked,
     "What it would cost: 2, or pu=3.2,requests=1.",
     type="string",
     pattern=COST_PATTERN,

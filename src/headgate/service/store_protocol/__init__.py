@@ -1,1 +1,1 @@
-"""What `http://` stores of other processes say to a guard: commands (`execute`, `read`) and whom to wake (`wakes`)."""
+"""The guard's side of the `http://` store: commands (`execute`, `read`) and wakes of waiting processes (`wakes`)."""

@@ -322,15 +322,15 @@ def _count(guard: Guard, standing: dict[str, float], command: Command, reply: An
 
 
 def _audit(guard: Guard, request: Request, command: Configure | Pause | Reset) -> None:
-    client = (request.scope.get("client") or ("unknown",))[0]
-    tell = guard.audit.tell
+    client = request.client or "unknown"
+    record = guard.audit.record
     if isinstance(command, Configure):
         name, _, key = command.member.partition("|")
         action = "clear limit" if command.value is None else "set limit"
-        tell(action, command.gate, request.bearer, client, limit=name, key=key or None, value=command.value)
+        record(action, command.gate, request.bearer, client, limit=name, key=key or None, value=command.value)
     elif isinstance(command, Reset):
-        tell("reset", command.gate, request.bearer, client, limit=command.limit)
+        record("reset", command.gate, request.bearer, client, limit=command.limit)
     elif not command.length:
-        tell("resume", command.gate, request.bearer, client)
+        record("resume", command.gate, request.bearer, client)
     elif not command.reason.startswith("upstream: "):
-        tell("pause", command.gate, request.bearer, client, seconds=command.length / SECOND, reason=command.reason)
+        record("pause", command.gate, request.bearer, client, seconds=command.length / SECOND, reason=command.reason)
