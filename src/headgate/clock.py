@@ -24,7 +24,7 @@ else:
 def anchored_clock() -> tuple[Clock, int]:
     """A clock for one process: the wall clock at the start, and steady from then on, whatever is done to the wall clock.
 
-    Also gives its offset in microseconds to `time.monotonic_ns`, for those who cannot afford the call.
+    Also gives its offset in microseconds to `time.monotonic_ns`, for callers that cannot afford the call.
     """
     steady = time.monotonic_ns
     offset = (time.time_ns() - steady()) // 1000

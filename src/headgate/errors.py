@@ -68,7 +68,7 @@ class Denied(HeadgateError):
         self.retry_after = retry_after
         self.position = position
 
-    # The text is put together when somebody reads it: a busy gate denies far more often than anybody prints.
+    # The text is made when it is read: a busy gate denies far more often than a program prints.
     def __str__(self) -> str:
         facts = []
         if self.limit is not None:
@@ -123,4 +123,4 @@ class IdConflict(HeadgateError):
 
 
 class LeaseLost(HeadgateError):
-    """The lease expired, or somebody released it, before its holder let go: the slot may be another's now."""
+    """The lease expired, or was released by its id, before its holder let go: the slot may be another's now."""

@@ -1,7 +1,7 @@
-"""What happened that somebody may want to know, and where it is told.
+"""Events: what happens beside ordinary grants (a lost lease, a store that is away), and the sinks that are told.
 
-Nothing is told on the way of an ordinary grant. A sink is a function that takes an `Event`; `sinks/` has those that come
-with Headgate. Without any, warnings go to the `headgate` logger of the standard library.
+An ordinary grant emits none. A sink is a function that takes an `Event`; `sinks/` has those that come with Headgate. Every
+event also goes to the `headgate` logger of the standard library.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..stores.base import checked
 from .base import ONE, BaseGate, checked_holder, ends
 from .keeper import keeper_of
 from .outage import StillAway
-from .permit import ENDED, AsyncPermit, AsyncPlace
+from .permit import ENDED, AsyncPermit, AsyncPlace, Terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Acquiring:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> AsyncPermit:
-        ask, quick = self._ask, self._gate._quick
+        ask, quick = self._ask, self._gate._plain_ask
         if ask is None and quick is not None:
             reply = quick()
             if reply.__class__ is AsyncPermit:
@@ -173,9 +173,9 @@ class AsyncGate(BaseGate):
         renew: bool = True,
         id: str | None = None,
     ) -> AsyncPermit | None:
-        """A permit, or None when it would have to wait. Never waits, and never goes before those who do."""
+        """A permit, or None when the ask would have to wait. It never waits, and never overtakes the line."""
         if (
-            (quick := self._quick) is not None
+            (quick := self._plain_ask) is not None
             and cost is ONE
             and (key is None and priority is None and id is None)
             and (holder is None and lease is None and renew is True)
@@ -211,45 +211,45 @@ class AsyncGate(BaseGate):
     async def _ask_by_id(
         self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None, renew: bool, wait: int | None
     ) -> Any:
-        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait`
-        for who does not, or has to do with a share while the store is away.
+        """Ask under an id, as an ask must that may wait or whose reply may be lost.
 
-        Most that ask a store far away can go at once, by an id that is on record, and need no flow.
+        Returns a permit; or a `Wait` where the ask may not wait, or has to wait for a local share while the store is away.
+        On a remote store most asks can go immediately, and need no flow.
         """
-        name, told = self._identify(plan, id, holder, lease)
+        name, terms = self._identify(plan, id, holder, lease)
         begun = monotonic()
         try:
             first: Any = None
             if self._remote_way:
                 try:
                     first = await self._outage.guard_async(
-                        self._store, self._standing(plan, name, told, wait, id is None)
+                        self._store, self._standing(plan, name, terms, wait, id is None)
                     )
                 except BaseException as error:
                     self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, told, renew)
+                    return self._permit_for(plan, first, name, terms, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = await self._drive(self._waiting(plan, name, told, wait, first))
+            grant = await self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
-            return self._without_store(plan, name, told, error, renew)
-        permit: AsyncPermit = self._permit_for(plan, grant, name, told, renew)
+            return self._without_store(plan, name, terms, error, renew)
+        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew)
         permit.waited = monotonic() - begun
         return permit
 
     async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
-        """The short way, where the answer has to be waited for."""
+        """One `Admit`, without a flow, on a store whose reply has to be awaited."""
         length = plan.lease if lease is None else self._lease_for(plan, lease)
-        told = (False, length, checked_holder(holder))
+        terms = Terms(False, length, checked_holder(holder))
         id = self._new_id(plan) if length else ""
         try:
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
-            return self._while_away(plan, id or self._new_id(plan), told, error, renew)
-        return self._permit_for(plan, reply, id, told, renew) if reply.__class__ is Grant else reply
+            return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
+        return self._permit_for(plan, reply, id, terms, renew) if reply.__class__ is Grant else reply
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
@@ -258,7 +258,7 @@ class AsyncGate(BaseGate):
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
         grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
-        permit: AsyncPermit = self._permit_for(plan, grant, name, (remembered, 0, None), False)
+        permit: AsyncPermit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
         return AsyncPlace(permit, delay / SECOND)
 
     async def _drive(self, flow: Flow) -> Any:
@@ -315,7 +315,7 @@ class AsyncGate(BaseGate):
                 keeper.dismiss(self.name, ticket)
 
     async def _undo_now(self, effect: Undo) -> None:
-        """Nothing is wrong, so whoever leaves the line waits until that is known."""
+        """Cancel the ticket and wait for the reply: nothing is wrong, so that takes one round trip."""
         try:
             await self._store.aexecute([effect.command])
         except BaseException as error:
@@ -374,11 +374,11 @@ class AsyncGate(BaseGate):
         return self._holders_of(await self._run(Peek(self._policy, leases=True)))
 
     async def waiters(self) -> list[Waiter]:
-        """Who stands in line, the oldest first: the first 50. `usage().waiting` is how many there are."""
+        """The asks that wait in line, the oldest first, 50 at most. `usage().waiting` is how many there are."""
         return self._waiters_of(await self._run(Peek(self._policy, waiters=True)))
 
     async def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
-        """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
+        """What would become of an ask, which limit blocks it and which leases hold that limit. Spends nothing."""
         return self._explanation_of(await self._run(self._question(cost, key, priority)))
 
     async def release(
@@ -392,7 +392,7 @@ class AsyncGate(BaseGate):
         return self._extended(permit_id, await self._run(self._extension_of(permit_id, lease)))
 
     async def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
-        """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""
+        """Override a limit's value for the whole fleet, from the next decision on; with a key, for that key alone."""
         await self._run(self._override(name, value, key))
 
     async def clear_limit(self, name: str, key: Key | None = None) -> None:

@@ -15,11 +15,11 @@ from ..kernel.model import SECOND, Ended, Grant, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import declared, shown
-from .inspection import Looking, checked_lease
+from .inspection import Inspection, checked_lease
 from .keeper import keeper_of
 from .outage import Outage
-from .permit import NOT_LEASED, UNTRACKED, hand_out
-from .prepared import asking, numbers, places
+from .permit import NOT_LEASED, UNTRACKED, Terms, hand_out
+from .prepared import numbers, places, prepare_ask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..kernel.flows import Flow, Undo
     from ..kernel.plan import Plan
     from ..stores.base import InProcess, Store
-    from .permit import BasePermit, Told
+    from .permit import BasePermit
     from .prepared import Ask
 
     Duration = str | int | float
@@ -68,7 +68,7 @@ def _tell_of_loss(gate: str) -> None:
     emit("state_lost", gate)
 
 
-class BaseGate(Looking):
+class BaseGate(Inspection):
     """What both gates are made of, and everything that does not wait."""
 
     _permit: type[BasePermit]
@@ -166,15 +166,15 @@ class BaseGate(Looking):
         self._plan = None if self._model is None else self._model.whole
 
     def _prepare(self) -> None:
-        """Make such an ask ready where that can be done (see `quick`); None: go the usual way."""
+        """Choose how asks go, and prepare the commonest ask where the state is in this process (see `prepared`)."""
         in_line, remote = self._policy.waiting == "line", self._can.remote
-        # An ask whose reply can be lost on the way needs an id that is remembered, so it cannot go the short way.
+        # An ask whose reply can be lost on the way needs an id that is remembered, so it takes `Stand`, not `Admit`.
         self._short_way = in_line and not remote
         self._remote_way = in_line and remote
-        self._ready: Ask | None = None
+        self._prepared_ask: Ask | None = None
         if (model := self._model) is not None and self._here is not None:
-            self._ready = self._here.prepared(self.name, lambda here: asking(self, here, model))
-        self._quick = None if self._plan is None else self._ready
+            self._prepared_ask = self._here.prepared(self.name, lambda here: prepare_ask(self, here, model))
+        self._plain_ask = None if self._plan is None else self._prepared_ask
 
     def _refresh(self) -> float:
         """Read the sources of limits again; a value that changed makes a new policy. Returns seconds until the next."""
@@ -221,32 +221,40 @@ class BaseGate(Looking):
             return f"{self._store.session}-{next(numbers)}~{plan.lane}"
         return f"{self._store.session}-{next(numbers)}"
 
-    def _identify(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Told]:
+    def _identify(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Terms]:
         """The id of an ask, and what the permit must know."""
         remembered = id is not None or self._can.remote
         if id is not None:
             self._keeper.withdraw(check_key("id", id))
-        told = (remembered, self._lease_for(plan, lease), checked_holder(holder))
-        return self._new_id(plan) if id is None else id, told
+        terms = Terms(remembered, self._lease_for(plan, lease), checked_holder(holder))
+        return self._new_id(plan) if id is None else id, terms
 
-    def _waiting(self, plan: Plan, name: str, told: Told, wait: int | None, reply: Wait | None = None) -> Flow:
+    def _waiting(self, plan: Plan, name: str, terms: Terms, wait: int | None, reply: Wait | None = None) -> Flow:
         """The flow of an ask; `reply` is what it was answered when it already stands in line."""
         return flows.acquire(
             plan,
             name,
             self._store.session,
             steady,
-            holder=told[2],
-            lease=told[1],
-            remembered=told[0],
+            holder=terms.holder,
+            lease=terms.lease_us,
+            remembered=terms.remembered,
             timeout=wait,
             max_delay=self._max_delay,
             reply=reply,
         )
 
-    def _standing(self, plan: Plan, name: str, told: Told, wait: int | None, fresh: bool) -> Stand:
+    def _standing(self, plan: Plan, name: str, terms: Terms, wait: int | None, fresh: bool) -> Stand:
         """The ask that `flows.acquire` would begin with; `fresh` where its id was made for it."""
-        stand = Stand(plan, name, told[2], told[1], waits=wait != 0, session=self._store.session, remembered=told[0])
+        stand = Stand(
+            plan,
+            name,
+            terms.holder,
+            terms.lease_us,
+            waits=wait != 0,
+            session=self._store.session,
+            remembered=terms.remembered,
+        )
         stand.fresh = fresh and self._can.recognises_retries
         return stand
 
@@ -260,17 +268,17 @@ class BaseGate(Looking):
     def _ask_now(
         self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool, prepared: bool = True
     ) -> Any:
-        """The short way, where the store answers in this thread: a permit, or the reply that is none.
+        """One `Admit`, without a flow, on a store that answers in this thread: a permit, or the reply that is none.
 
         `prepared` is False where the prepared ask has just been tried and could not decide.
         """
         if (
             prepared
             and plan.model is self._model
-            and self._ready is not None
+            and self._prepared_ask is not None
             and (holder is None and lease is None and renew is True)
         ):
-            reply = self._ready(*places(plan))
+            reply = self._prepared_ask(*places(plan))
             if reply is not None:
                 return reply
         length = plan.lease if lease is None else self._lease_for(plan, lease)
@@ -285,13 +293,13 @@ class BaseGate(Looking):
             else:
                 reply = self._store.decide(Admit(plan, id, holder, length))
         except StoreUnavailable as error:
-            told = (False, length, holder)
-            return self._while_away(plan, id or self._new_id(plan), told, error, renew)
+            terms = Terms(False, length, holder)
+            return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
         if reply.__class__ is not Grant:
             return reply
         if not length:
             return hand_out(self._permit, self, plan, reply, "", NOT_LEASED)
-        permit = hand_out(self._permit, self, plan, reply, id, (False, length, holder))
+        permit = hand_out(self._permit, self, plan, reply, id, Terms(False, length, holder))
         if renew:
             keeper = self._keeper  # as in Keeper.watch
             keeper.young[id] = permit
@@ -300,26 +308,28 @@ class BaseGate(Looking):
         return permit
 
     def _permit_for(
-        self, plan: Plan, grant: Grant, id: str, told: Told, renew: bool, store: Store | None = None
+        self, plan: Plan, grant: Grant, id: str, terms: Terms, renew: bool, store: Store | None = None
     ) -> Any:
-        permit = hand_out(self._permit, self, plan, grant, id, told)
+        permit = hand_out(self._permit, self, plan, grant, id, terms)
         if store is not None:
             permit._store = store
-        if told[1] and renew:
-            keeper_of(permit._store).watch(permit, told[1])
+        if terms.lease_us and renew:
+            keeper_of(permit._store).watch(permit, terms.lease_us)
         return permit
 
-    def _while_away(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool = True) -> Any:
+    def _while_away(self, plan: Plan, id: str, terms: Terms, error: StoreUnavailable, renew: bool = True) -> Any:
         """A permit without the store, or the reply that is none."""
-        reply, plan, store = self._decided_here(plan, id, told, error)
+        reply, plan, store = self._decided_here(plan, id, terms, error)
         if reply.__class__ is not Grant:
             return reply
-        permit = self._permit_for(plan, reply, id, told, renew and store is not None, store)
+        permit = self._permit_for(plan, reply, id, terms, renew and store is not None, store)
         if store is None:
             permit._state = UNTRACKED
         return permit
 
-    def _decided_here(self, plan: Plan, id: str, told: Told, error: StoreUnavailable) -> tuple[Any, Plan, Store | None]:
+    def _decided_here(
+        self, plan: Plan, id: str, terms: Terms, error: StoreUnavailable
+    ) -> tuple[Any, Plan, Store | None]:
         """What the gate was told to do while its store is away: raise, let pass, or use a share of its own.
 
         Returns the reply, and the plan and the store that it is by; no store where it was let pass.
@@ -332,13 +342,13 @@ class BaseGate(Looking):
             return Grant(0, 0, 0, False, 0), plan, None
         store, policy = self._outage.local(self._policy, self._keeper.shares)
         mine = policy.plan_of(plan.ref)
-        return store.decide(Admit(mine, id, told[2], told[1])), mine, store
+        return store.decide(Admit(mine, id, terms.holder, terms.lease_us)), mine, store
 
     def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
         """The store cannot be told now that a permit ends, is confirmed or settled: it is told when it is back.
 
-        Where it may already have been told, and twice would be wrong, a confirmation is left at that, and whoever settles
-        a cost has to know.
+        Where it may have been decided already and twice would be wrong, a confirmation is left at that, and a caller that
+        settles a cost gets the error.
         """
         if not error.decided:
             keeper_of(permit._store).later(command)
@@ -355,9 +365,9 @@ class BaseGate(Looking):
         if wait == 0:
             raise denied(plan, reply)
 
-    def _without_store(self, plan: Plan, id: str, told: Told, error: StoreUnavailable, renew: bool) -> Any:
+    def _without_store(self, plan: Plan, id: str, terms: Terms, error: StoreUnavailable, renew: bool) -> Any:
         """The permit of an ask whose store is away, or a `Wait` for its share. Raises what it is told instead."""
-        reply = self._while_away(plan, id, told, error, renew)
+        reply = self._while_away(plan, id, terms, error, renew)
         if reply.__class__ is self._permit or isinstance(reply, Wait):
             return reply
         raise denied(plan, reply) from error

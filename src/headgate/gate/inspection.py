@@ -1,4 +1,4 @@
-"""Looking at a gate and changing it: the commands for that, and what is made of the replies. Sends nothing itself."""
+"""Inspection at a gate and changing it: the commands for that, and what is made of the replies. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .base import Cost, Duration, Key
 
 
-class Looking:
-    """The part of a gate that is the same whoever waits for the store."""
+class Inspection:
+    """Looking at a gate and changing it: what `Gate` and `AsyncGate` share of it."""
 
     name: str
     _policy: Policy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 from ..errors import InvalidInput, LeaseLost
 from ..events import emit
 from ..kernel.commands import Pause, Renew, Settle, end
@@ -12,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import Any, NamedTuple, TypeVar
 
     from ..http.report import Report
     from ..kernel.model import Grant
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 
     AnyPermit = TypeVar("AnyPermit", bound="BasePermit")
 
-    #: Whether the id is on record, the length of the lease in microseconds, and the holder.
-    Told = tuple[bool, int, str | None]
+    class Terms(NamedTuple):
+        """What the store was told of an ask besides its plan."""
+
+        remembered: bool  #: its id is on record
+        lease_us: int  #: the length of its lease, 0 for none
+        holder: str | None
+else:
+    Terms = namedtuple("Terms", "remembered lease_us holder")
 
 LIVE, ENDED, UNTRACKED = 0, 1, 2
-NOT_LEASED: Told = (False, 0, None)
+NOT_LEASED = Terms(False, 0, None)
 
 _new = object.__new__
 
@@ -48,7 +56,7 @@ class BasePermit:
         "_plan",
         "_state",
         "_store",
-        "_told",
+        "_terms",
         "_worth",
         "id",
     )
@@ -68,9 +76,9 @@ class BasePermit:
     #: Ends it with `ok` in one call where that was made ready, or says that it did not.
     _finish: Finish | None
     #: What the store was told; NOT_LEASED for most.
-    _told: Told
+    _terms: Terms
     #: Identifies it in the store and in logs; `gate.release(id)` ends it from any process. Empty where it holds no lease
-    #: and nobody gave it one.
+    #: and its caller gave it none.
     id: str
 
     # What most permits never change is set on the class.
@@ -79,7 +87,7 @@ class BasePermit:
     _reported: str | None = None
     #: Seconds that the ask waited.
     waited = 0.0
-    #: The lease ended before this holder let go of it: somebody else may have the slot.
+    #: The lease ended before this holder let go of it: another holder may have the slot.
     lost = False
 
     @property
@@ -100,11 +108,11 @@ class BasePermit:
 
     @property
     def lease_seconds(self) -> float:
-        return self._told[1] / SECOND
+        return self._terms.lease_us / SECOND
 
     def lease_row(self) -> tuple[Any, ...]:
         """What `Renew` needs to know of it."""
-        return (self._plan, self.id, self._at, self._told[1], self._fence, self._told[2])
+        return (self._plan, self.id, self._at, self._terms.lease_us, self._fence, self._terms.holder)
 
     def lease_moved(self, expires: int) -> None:
         self._expires = expires
@@ -116,15 +124,21 @@ class BasePermit:
     def lease_gone(self) -> None:
         if self._state == LIVE and not self.lost:
             self.lost = True
-            emit("lease_lost", self.gate_name, id=self.id, holder=self._told[2])
+            emit("lease_lost", self.gate_name, id=self.id, holder=self._terms.holder)
 
     # --- what both ways of waiting share ------------------------------------------------------------------------
 
-    def _quick_end(self) -> Ended | None:
-        """The commonest end of a lease, `ok`, where it is one call. None: go the long way."""
+    def _end_in_process(self) -> Ended | None:
+        """End a lease with `ok` by one call into a store in this process. None: send a `Settle`."""
         gate = self._gate
         call = gate._call
-        if call is None or self._confirmed or self._told[0] or not self._plan.lease or self._store is not gate._store:
+        if (
+            call is None
+            or self._confirmed
+            or self._terms.remembered
+            or not self._plan.lease
+            or self._store is not gate._store
+        ):
             return None
         self._state = ENDED
         gate._keeper.unwatch(self.id)
@@ -146,13 +160,15 @@ class BasePermit:
             keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):
             return None
-        return Settle(plan, self._at, self.id, outcome, self._told[0], delay, None, self._confirmed, self._worth)
+        return Settle(
+            plan, self._at, self.id, outcome, self._terms.remembered, delay, None, self._confirmed, self._worth
+        )
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
-        told = OUTCOMES[outcome]
-        if told.refunds or delay:
+        meaning = OUTCOMES[outcome]
+        if meaning.refunds or delay:
             return True
-        return told.answered and self._worth and not self._confirmed
+        return meaning.answered and self._worth and not self._confirmed
 
     def _ended(self, reply: Any, outcome: str) -> bool:
         if reply.lost:
@@ -164,14 +180,14 @@ class BasePermit:
     def lease_lost_at_end(self) -> None:
         if not self.lost:
             self.lost = True
-            emit("lease_lost", self.gate_name, id=self.id, holder=self._told[2])
+            emit("lease_lost", self.gate_name, id=self.id, holder=self._terms.holder)
 
     def _confirmation(self) -> Settle | None:
-        # Whoever says it has reason to, also where a release would not have been worth a round trip at the grant.
+        # A caller that confirms has reason to, also where the grant said that a release would not be worth a round trip.
         if self._state or self._confirmed or not any(step[0].confirmable for step in self._plan.steps):
             return None
         self._finish = None
-        return Settle(self._plan, self._at, self.id, None, self._told[0])
+        return Settle(self._plan, self._at, self.id, None, self._terms.remembered)
 
     def _was_confirmed(self, reply: Any) -> None:
         if reply.at:
@@ -196,7 +212,7 @@ class BasePermit:
             return None
         if self._state == ENDED:
             raise InvalidInput(f"permit {self.id!r} has ended; settle it before its block is left")
-        command = Settle(plan, self._at, self.id, None, self._told[0], 0, dict(actual), self._confirmed)
+        command = Settle(plan, self._at, self.id, None, self._terms.remembered, 0, dict(actual), self._confirmed)
         self._plan = fresh
         self._finish = None
         return command
@@ -239,7 +255,7 @@ class BasePermit:
         return f"<{type(self).__name__} {self.id or 'without id'} of gate {self.gate_name!r}, {state}>"
 
 
-def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id: str, told: Told) -> AnyPermit:
+def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id: str, terms: Terms) -> AnyPermit:
     """A permit for a grant. Making one through its class would cost a third of a decision more."""
     permit = _new(kind)
     permit._gate = gate
@@ -248,7 +264,7 @@ def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id
     permit._at, permit._expires, permit._fence, permit._worth, _ = grant
     permit._state = LIVE
     permit._finish = None
-    permit._told = told
+    permit._terms = terms
     permit.id = id
     return permit
 
@@ -292,9 +308,9 @@ class Permit(BasePermit):
                 self._state = ENDED
                 return True
             if not self._worth and not self._plan.lease:
-                self._state = ENDED  # nobody needs to know
+                self._state = ENDED  # the store need not know
                 return True
-            if (reply := self._quick_end()) is not None:
+            if (reply := self._end_in_process()) is not None:
                 return self._ended(reply, "ok") if reply.lost else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(self._gate._settle(self, command), outcome)
@@ -353,9 +369,9 @@ class AsyncPermit(BasePermit):
                 self._state = ENDED
                 return True
             if not self._worth and not self._plan.lease:
-                self._state = ENDED  # nobody needs to know
+                self._state = ENDED  # the store need not know
                 return True
-            if (reply := self._quick_end()) is not None:
+            if (reply := self._end_in_process()) is not None:
                 return self._ended(reply, "ok") if reply.lost else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(await self._gate._settle(self, command), outcome)

@@ -1,8 +1,9 @@
 """The commonest asks and endings, made ready: where the state is in this process, each is one call.
 
 The rules are in `Admit` and `Settle`. What is here leaves the same records sooner, for asks that cost 1, say nothing but
-their key, and must pass at most one rate and one limit of slots, while nobody waits and nothing is paused or overridden.
-Whatever is unusual is left to those two, untouched; `tests/gate/test_prepared.py` holds them together.
+their key, and must pass at most one rate and one limit of slots, while the line is empty and nothing is paused or
+overridden.
+Everything else is left to those two; `tests/gate/test_prepared.py` holds them together.
 
 Locking looks the same everywhere: `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so
 that is inside the `try`, and a lock that knows its owner tells whether it was taken.
@@ -15,7 +16,7 @@ import itertools
 from ..kernel.commands.base import REAP_MASK
 from ..kernel.limits import Bucket
 from ..kernel.model import Wait
-from .permit import LIVE, NOT_LEASED
+from .permit import LIVE, NOT_LEASED, Terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,16 +36,16 @@ numbers = itertools.count()
 _new = object.__new__
 
 
-def asking(gate: BaseGate, here: Here, model: Model) -> Ask | None:
+def prepare_ask(gate: BaseGate, here: Here, model: Model) -> Ask | None:
     """An ask of this model as a function of what its key decides; without a key it is called with nothing.
 
-    It gives a permit, or the moment for which it has to wait; None: ask the usual way.
+    It gives a permit, or the moment for which it has to wait; None: ask with a command.
     """
     if not model.plain or model.others or len(model.slots) > 1:
         return None
     if model.slots:
-        return _of_slot(gate, here, model)
-    return _of_bucket(gate, here, model) if isinstance(model.rows[0][0], Bucket) else _of_rate(gate, here, model)
+        return _ask_slot(gate, here, model)
+    return _ask_bucket(gate, here, model) if isinstance(model.rows[0][0], Bucket) else _ask_rate(gate, here, model)
 
 
 def places(plan: Plan) -> tuple[Plan, str, str, str]:
@@ -57,7 +58,7 @@ def places(plan: Plan) -> tuple[Plan, str, str, str]:
     )
 
 
-def _of_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
+def _ask_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     kind, store = gate._permit, gate._store
     assert model.final is not None
@@ -95,15 +96,15 @@ def _of_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._worth = at < 0
         permit._state = LIVE
         permit._finish = None
-        permit._told = NOT_LEASED
+        permit._terms = NOT_LEASED
         permit.id = ""
         return permit
 
     return ask
 
 
-def _of_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
-    """`_of_rate` with `Bucket.taker` written out, for the commonest gate of all."""
+def _ask_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
+    """`_ask_rate` with `Bucket.taker` written out, for the commonest gate of all."""
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     kind, store = gate._permit, gate._store
     limit, _, _, cost, value, name, _, _ = model.rows[0]
@@ -151,21 +152,21 @@ def _of_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._worth = False
         permit._state = LIVE
         permit._finish = None
-        permit._told = NOT_LEASED
+        permit._terms = NOT_LEASED
         permit.id = ""
         return permit
 
     return ask
 
 
-def _of_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
+def _ask_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     kind, store, keeper, length, number = gate._permit, gate._store, gate._keeper, model.lease, numbers.__next__
     take = None if model.final is None else model.final[0]
     name = next((row[5] for row in model.rows if not row[0].leased), "")
-    most, told = int(model.slots[0][2]), (False, length, None)
+    most, terms = int(model.slots[0][2]), Terms(False, length, None)
     whole, *where = places(model.whole) if model.whole else (None, "", "", "")
-    finish = _finishing(gate, here, where[1]) if whole else None
+    finish = _prepare_finish(gate, here, where[1]) if whole else None
 
     def ask(
         plan: Any = whole, rate: str = where[0], slot: str = where[1], end: str = where[2]
@@ -216,7 +217,7 @@ def _of_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
         permit._worth = at < 0
         permit._state = LIVE
         permit._finish = None if at else finish
-        permit._told = told
+        permit._terms = terms
         permit.id = id
         keeper.young[id] = permit  # as in `Keeper.watch`
         if length < keeper.shortest:
@@ -226,8 +227,8 @@ def _of_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
     return ask
 
 
-def _finishing(gate: BaseGate, here: Here, slot: str) -> Finish:
-    """The end with `ok` of a permit that need not be confirmed, by its id. False: end it the usual way."""
+def _prepare_finish(gate: BaseGate, here: Here, slot: str) -> Finish:
+    """The end with `ok` of a permit that need not be confirmed, by its id. False: end it with a command."""
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     keeper = gate._keeper
 

@@ -12,6 +12,7 @@ from ..kernel.flows import denied, granted
 from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait
 from ..stores.base import DIGITS, checked
 from .base import checked_holder
+from .permit import Terms
 from .prepared import numbers
 
 TYPE_CHECKING = False
@@ -171,11 +172,11 @@ class ServedGate:
         Cancelling it takes the ticket out of the line.
         """
         gate = self.gate
-        told = (True, stand.lease, stand.holder)
+        terms = Terms(True, stand.lease, stand.holder)
         # In other stores the ticket may have been called before this process listens for it, so the flow asks again.
         known = reply if gate._can.instant or gate._can.remote else None
         try:
-            grant: Grant = await gate._drive(gate._waiting(stand.plan, stand.id, told, round(seconds * SECOND), known))
+            grant: Grant = await gate._drive(gate._waiting(stand.plan, stand.id, terms, round(seconds * SECOND), known))
         except StoreUnavailable as error:
             return self._without_store(stand, error)
         return grant
@@ -187,7 +188,7 @@ class ServedGate:
     def _without_store(self, stand: Stand, error: StoreUnavailable) -> Grant:
         """What `on_store_error` makes of an ask while the store is away. A fence of 0: nothing is on record."""
         plan = stand.plan
-        reply, _, _ = self.gate._decided_here(plan, stand.id, (True, stand.lease, stand.holder), error)
+        reply, _, _ = self.gate._decided_here(plan, stand.id, Terms(True, stand.lease, stand.holder), error)
         if isinstance(reply, Wait | Refusal):
             raise denied(plan, reply) from error
         grant: Grant = reply

@@ -14,7 +14,7 @@ from ..kernel.model import SECOND, Grant, Wait
 from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
-from .permit import Permit, Place
+from .permit import Permit, Place, Terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Gate(BaseGate):
         lease and `renew=False` leaves it to expire by itself; the same `id` again gets the same permit.
         """
         if (
-            (quick := self._quick) is not None
+            (quick := self._plain_ask) is not None
             and cost is ONE
             and (key is None and priority is None and timeout is None and id is None)
             and (holder is None and lease is None and renew is True)
@@ -98,9 +98,9 @@ class Gate(BaseGate):
         renew: bool = True,
         id: str | None = None,
     ) -> Permit | None:
-        """A permit, or None when it would have to wait. Never waits, and never goes before those who do."""
+        """A permit, or None when the ask would have to wait. It never waits, and never overtakes the line."""
         if (
-            (quick := self._quick) is not None
+            (quick := self._plain_ask) is not None
             and cost is ONE
             and (key is None and priority is None and id is None)
             and (holder is None and lease is None and renew is True)
@@ -133,30 +133,30 @@ class Gate(BaseGate):
     def _ask_by_id(
         self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None, renew: bool, wait: int | None
     ) -> Any:
-        """The way of an ask that may have to wait, or whose reply may be lost: a permit, or a `Wait`
-        for who does not, or has to do with a share while the store is away.
+        """Ask under an id, as an ask must that may wait or whose reply may be lost.
 
-        Most that ask a store far away can go at once, by an id that is on record, and need no flow.
+        Returns a permit; or a `Wait` where the ask may not wait, or has to wait for a local share while the store is away.
+        On a remote store most asks can go immediately, and need no flow.
         """
-        name, told = self._identify(plan, id, holder, lease)
+        name, terms = self._identify(plan, id, holder, lease)
         begun = monotonic()
         try:
             first: Any = None
             if self._remote_way:
                 try:
-                    first = self._outage.guard(self._store, self._standing(plan, name, told, wait, id is None))
+                    first = self._outage.guard(self._store, self._standing(plan, name, terms, wait, id is None))
                 except BaseException as error:
                     self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, told, renew)
+                    return self._permit_for(plan, first, name, terms, renew)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = self._drive(self._waiting(plan, name, told, wait, first))
+            grant = self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
-            return self._without_store(plan, name, told, error, renew)
-        permit: Permit = self._permit_for(plan, grant, name, told, renew)
+            return self._without_store(plan, name, terms, error, renew)
+        permit: Permit = self._permit_for(plan, grant, name, terms, renew)
         permit.waited = monotonic() - begun
         return permit
 
@@ -167,7 +167,7 @@ class Gate(BaseGate):
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
         grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
-        permit: Permit = self._permit_for(plan, grant, name, (remembered, 0, None), False)
+        permit: Permit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
         return Place(permit, delay / SECOND)
 
     def _drive(self, flow: Flow) -> Any:
@@ -275,11 +275,11 @@ class Gate(BaseGate):
         return self._holders_of(self._run(Peek(self._policy, leases=True)))
 
     def waiters(self) -> list[Waiter]:
-        """Who stands in line, the oldest first: the first 50. `usage().waiting` is how many there are."""
+        """The asks that wait in line, the oldest first, 50 at most. `usage().waiting` is how many there are."""
         return self._waiters_of(self._run(Peek(self._policy, waiters=True)))
 
     def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
-        """What would become of an ask, which limit blocks it and who holds that. Spends nothing."""
+        """What would become of an ask, which limit blocks it and which leases hold that limit. Spends nothing."""
         return self._explanation_of(self._run(self._question(cost, key, priority)))
 
     def release(
@@ -293,7 +293,7 @@ class Gate(BaseGate):
         return self._extended(permit_id, self._run(self._extension_of(permit_id, lease)))
 
     def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
-        """Override a limit's value for everybody, from the next decision on; with a key, for that key alone."""
+        """Override a limit's value for the whole fleet, from the next decision on; with a key, for that key alone."""
         self._run(self._override(name, value, key))
 
     def clear_limit(self, name: str, key: Key | None = None) -> None:

@@ -61,7 +61,7 @@ def open_store(url: str) -> Store:
 
 
 def forget_store(store: Store) -> None:
-    """A store was closed: the next one who asks for its URL gets a new one."""
+    """A store was closed: the next `open_store` of its URL opens another."""
     with _lock:
         if _open.get(store.url) is store:
             del _open[store.url]

@@ -157,7 +157,7 @@ class Here:
 
 
 class Listeners:
-    """Who waits in this process, by ticket. Dicts are safe under threads for single operations."""
+    """The waiters of this process by ticket. Single operations on dicts are safe under threads."""
 
     __slots__ = ("_by_session", "_by_ticket")
 
@@ -223,10 +223,10 @@ at_fork = AtFork()
 def shown(url: str) -> str:
     """A store's URL for people to read: without its password or token, and without options, which may hold one too."""
     head, separator, rest = url.partition("://")
-    who, at, where = rest.rpartition("@")  # the last one: a password may have anything in it
-    if not at or rest.startswith("/"):  # nobody, or a path alone
+    login, at, where = rest.rpartition("@")  # the last one: a password may have anything in it
+    if not at or rest.startswith("/"):  # no user, or a path alone
         return f"{head}{separator}{rest.partition('?')[0]}"
-    user, _, secret = who.partition(":")
+    user, _, secret = login.partition(":")
     return f"{head}{separator}{f'{user}:***' if secret else '***'}@{where.partition('?')[0]}"
 
 

@@ -112,7 +112,7 @@ class MemoryStore:
         return call
 
     def prepared(self, gate: str, prepare: Callable[[Here], Any]) -> Any:
-        """The same for asks that are all alike: made ready once, for the state where it is."""
+        """What `prepare` makes of the state of a gate in this process: asks that are all alike, as one function."""
         records, clock = self._records(gate), self._clock
         ticks = monotonic_ns if self._offset else lambda: clock() * 1000
         return prepare(Here(self._lock, records, ticks, self._offset))
@@ -137,7 +137,7 @@ class MemoryStore:
         self._listeners.disown(session)
 
     def saw(self, gate: str, number: int) -> int:
-        """Somebody was told that the gate had come so far: before this process was restarted, if it has not."""
+        """Another process was told this number. If the gate is behind it, this process has lost state by a restart."""
         with self._lock:
             records = self._records(gate)
             lost = number > records.head[0]
