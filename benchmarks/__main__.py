@@ -15,7 +15,7 @@ from benchmarks.floor import make_floor
 from benchmarks.measure import Contender, Table, calling, measure, ratio, timing_table
 
 PREFIX = "bench_"
-#: What `bench_peers` imports, and nobody else.
+#: Packages that `bench_peers` imports, and no other benchmark.
 PEERS = ("aiolimiter", "limits", "pyrate_limiter", "throttled")
 REMEDY = "`make bench` installs them, and so does `pip install --group bench`; or name the benchmarks that you want"
 
@@ -32,7 +32,7 @@ def run_module(name: str, quick: bool) -> list[Table]:
 
 
 def noise(quick: bool) -> Table:
-    """The same code under two names. What differs from 1.00 here is the machine, in every other table too."""
+    """The floor against itself, under two names. What differs from 1.00 is the machine's noise, in all tables."""
     contenders = [Contender("floor", calling(make_floor)), Contender("floor again", calling(make_floor))]
     samples = measure(contenders, operations=20_000, rounds=9 if quick else 25)
     spread = ratio(samples, "floor again", "floor")

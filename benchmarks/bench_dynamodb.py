@@ -1,6 +1,6 @@
 """The DynamoDB store on a real server: against a bare write, with many callers in one process, and what a permit costs.
 
-The server is an emulator on this machine, so its latency is not AWS's; what is counted is: requests, and the capacity units
+The server is an emulator on this machine, so its latency is not AWS's. Its counts are: requests, and the capacity units
 that its answers tell.
 """
 
@@ -34,7 +34,7 @@ _tables = count()
 def run(quick: bool) -> list[Table]:
     os.environ.update(CREDENTIALS)
     with serving() as server:
-        return [callers(server, quick), calls(server, quick), waits(server, quick), costs(server, quick)]
+        return [callers(server, quick), operations(server, quick), waits(server, quick), costs(server, quick)]
 
 
 @contextmanager
@@ -103,15 +103,15 @@ def callers(server: Server, quick: bool) -> Table:
     )
 
 
-# --- one call ---------------------------------------------------------------------------------------------------------
+# --- one operation ----------------------------------------------------------------------------------------------------
 
 
-def asked_of(stores: list[DynamoStore]) -> Counter[str]:
+def requests_of(stores: list[DynamoStore]) -> Counter[str]:
     return sum((store.table.requests for store in stores), Counter())
 
 
-def calls(server: Server, quick: bool) -> Table:
-    """What one call asks of DynamoDB, and how long it takes when nothing else goes on."""
+def operations(server: Server, quick: bool) -> Table:
+    """What one operation requests of DynamoDB, and how long it takes when nothing else goes on."""
     times = 100 if quick else 400
     limits: list[Limit] = [Window(10_000, per="1m", name="rpm"), Concurrency(5_000, name="in_flight", lease="2m")]
     rows = []
@@ -154,13 +154,13 @@ def bare(stores: list[DynamoStore], times: int) -> list[list[str]]:
 
 
 def timed(title: str, stores: list[DynamoStore], works: Sequence[Callable[[], object]]) -> list[str]:
-    before = asked_of(stores)
+    before = requests_of(stores)
     took = []
     for work in works:
         began = time.perf_counter()
         work()
         took.append((time.perf_counter() - began) * 1000)
-    asked = asked_of(stores) - before
+    asked = requests_of(stores) - before
     cuts = quantiles(took, n=100)
     reads, writes = asked["get_item"] / len(works), asked["put_item"] / len(works)
     return [title, f"{reads:.2f}", f"{writes:.2f}", f"{cuts[49]:.1f}", f"{cuts[98]:.1f}"]
@@ -170,7 +170,7 @@ def timed(title: str, stores: list[DynamoStore], works: Sequence[Callable[[], ob
 
 
 def waits(server: Server, quick: bool) -> Table:
-    """What a fleet asks of DynamoDB while it waits for a window, and when its time comes."""
+    """What a fleet requests of DynamoDB while it waits for a window, and when its time comes."""
     per = 10.0 if quick else 20.0
     rows = [waiting(server, processes, threads, per) for processes, threads in ((4, 25), (8, 1), (20, 1))]
     return Table(
@@ -192,7 +192,7 @@ def waiting(server: Server, processes: int, threads: int, per: float) -> list[st
 
         def wait(gate: Gate) -> None:
             gate.acquire()
-            before.append(asked_of(stores))
+            before.append(requests_of(stores))
             went.append(time.perf_counter())
 
         running = [threading.Thread(target=wait, args=(gate,)) for gate in gates for _ in range(threads)]
@@ -200,10 +200,10 @@ def waiting(server: Server, processes: int, threads: int, per: float) -> list[st
             thread.start()
         while gates[0].usage().waiting < waiters:
             time.sleep(0.05)
-        began, at_first = time.perf_counter(), asked_of(stores)
+        began, at_first = time.perf_counter(), requests_of(stores)
         for thread in running:
             thread.join()
-        meanwhile, going = before[0] - at_first, asked_of(stores) - before[0]
+        meanwhile, going = before[0] - at_first, requests_of(stores) - before[0]
     return [
         f"{waiters} in {processes} processes",
         f"{min(went) - began:.1f}",
@@ -257,7 +257,7 @@ def cost(
             if permit is not None:
                 served += 1
                 heappush(due, (clock.now + int(chance.uniform(5, 40) * 1e6), id(permit), permit.release))
-        asked = asked_of(stores)
+        asked = requests_of(stores)
         used: Counter[str] = sum((store.table.capacity for store in stores), Counter())
         item = client(server.endpoint).get_item(
             TableName=stores[0].table.name, Key={"counter_id": {"S": "headgate:bench"}}

@@ -1,4 +1,4 @@
-"""The simulated fleet: ours and the other strategies on the reference scenarios, and S1's million, under many seeds."""
+"""The simulated fleet: Headgate and the other strategies on the reference scenarios, and S1's million, under many seeds."""
 
 import os
 

@@ -1,8 +1,8 @@
 """The guard: against a bare ASGI application on the same server in the same run, one request at a time and under load.
 
 Servers are processes of their own; the client takes turns among them, so that a slow moment of the machine hits all alike.
-Requests a second "on one core" are one second over the CPU time that the server took for a request: what others do on the
-machine does not count, and what the client costs does not either.
+Requests a second "on one core" are one second over the CPU time that the server took for a request: neither other programs
+nor the client count.
 """
 
 import json
@@ -34,8 +34,8 @@ limits = [{{ bucket = 1000000000, per = "1s", name = "rate" }}]
 """
 
 
-class Served:
-    """A server process, and what one sends to it."""
+class ServerProcess:
+    """A server process, and the requests for it."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], address: str, path: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ def _more(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def serving() -> Iterator[list[Served]]:
+def serving() -> Iterator[list[ServerProcess]]:
     """The floor and the guards, each a process of its own on a free port."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -102,7 +102,7 @@ def serving() -> Iterator[list[Served]]:
             told = process.stdout.readline()
             address = re.search(r"http://\S+", told)
             assert address is not None, f"{name} did not start: {told}"
-            found.append(Served(name, process, address[0], "/v1/gates/bench/acquire"))
+            found.append(ServerProcess(name, process, address[0], "/v1/gates/bench/acquire"))
         yield found
 
 
@@ -114,7 +114,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 # --- one at a time ----------------------------------------------------------------------------------------------------
 
 
-def latencies(served: list[Served], quick: bool) -> Table:
+def latencies(served: list[ServerProcess], quick: bool) -> Table:
     """Microseconds for one request in an empty system: the median of rounds, and the ratio to the floor within a round."""
     rounds, requests = (5, 200) if quick else (15, 600)
     found: dict[str, list[tuple[float, float]]] = {server.name: [] for server in served}
@@ -152,8 +152,8 @@ def latencies(served: list[Served], quick: bool) -> Table:
 # --- under load -------------------------------------------------------------------------------------------------------
 
 
-def load(server: Served, request: bytes, seconds: float) -> tuple[float, float]:
-    """Requests a second as they came, and on one core: 64 connections that each ask again as soon as they are answered."""
+def load(server: ServerProcess, request: bytes, seconds: float) -> tuple[float, float]:
+    """Requests a second as measured, and on one core: 64 connections, each of which sends again when it is answered."""
     selector = DefaultSelector()
     connections = [server.connect() for _ in range(CONNECTIONS)]
     for connection in connections:
@@ -176,7 +176,7 @@ def load(server: Served, request: bytes, seconds: float) -> tuple[float, float]:
     return done / (now - begun), done / used
 
 
-def throughput(served: list[Served], quick: bool) -> Table:
+def throughput(served: list[ServerProcess], quick: bool) -> Table:
     rounds, seconds = (3, 1.0) if quick else (7, 3.0)
     found: dict[str, list[tuple[float, float]]] = {server.name: [] for server in served}
     for _ in range(rounds):
@@ -195,7 +195,7 @@ def throughput(served: list[Served], quick: bool) -> Table:
     )
 
 
-def batches(served: list[Served], quick: bool) -> Table:
+def batches(served: list[ServerProcess], quick: bool) -> Table:
     rounds, seconds = (3, 1.0) if quick else (5, 3.0)
     rows = []
     body = {"commands": [{"do": "acquire", "gate": "bench"}] * BATCH}

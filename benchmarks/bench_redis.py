@@ -1,7 +1,7 @@
 """The Redis store: against a bare EVALSHA of a trivial script through the same client, beside peers, and as it grows.
 
-Contenders are measured on one server of their own, in one run, taking turns. What calls the store itself uses commands with
-an id that is remembered, as a gate sends them.
+Contenders are measured on one server of their own, in one run, taking turns. Those that use the store without a gate send
+commands with an id that is remembered, as a gate does.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ def event_loop(server: Server, quick: bool) -> Table:
 
 
 def spread_out(prepare: Callable[[], AbstractContextManager[Run]]) -> Callable[[], AbstractContextManager[Run]]:
-    """The same operation in many threads at once."""
+    """A contender's operation in many threads at once."""
 
     @contextmanager
     def prepared() -> Iterator[Run]:
@@ -256,11 +256,11 @@ def server_cpu(server: Server) -> float:
 
 
 def processor_time(server: Server, quick: bool) -> Table:
-    """What an ask costs in both processes. Who else is running matters less here than for the time that it takes."""
+    """Processor time of an ask in both processes. Other programs on the machine change it less than its duration."""
     rows = []
     rounds = 5 if quick else 15
     with asyncio.Runner() as runner:
-        crowds: dict[str, tuple[int, dict[str, Callable[[], AbstractContextManager[Run]]]]] = {
+        callers: dict[str, tuple[int, dict[str, Callable[[], AbstractContextManager[Run]]]]] = {
             "one caller": (600, {BARE: bare(server), "one bucket": on_store(server, bucket())}),
             f"{CALLERS} callers on one event loop": (
                 100 * CALLERS,
@@ -271,7 +271,7 @@ def processor_time(server: Server, quick: bool) -> Table:
                 {BARE: spread_out(bare(server)), "one bucket": spread_out(on_store(server, bucket()))},
             ),
         }
-        for crowd, (operations, contenders) in crowds.items():
+        for label, (operations, contenders) in callers.items():
             spent: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
             for _ in range(rounds):
                 for name, prepare in contenders.items():
@@ -283,7 +283,7 @@ def processor_time(server: Server, quick: bool) -> Table:
                         spent[name].append((1e6 * here / operations, 1e6 * there / operations))
             for name, both in spent.items():
                 ours, theirs = (Spread.of([pair[side] for pair in both]).median for side in (0, 1))
-                rows.append([f"{crowd}, {name}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours + theirs:.1f}"])
+                rows.append([f"{label}, {name}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours + theirs:.1f}"])
     return Table("Redis, processor time per ask in µs", ["", "client", "server", "both"], rows)
 
 

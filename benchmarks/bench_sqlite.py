@@ -1,6 +1,6 @@
 """The SQLite store: against the least that a decision in a database file can cost, under contention, and as it grows.
 
-Everything here calls the store itself, with commands that were prepared before: what a gate adds is in the other tables.
+Everything here uses the store without a gate, with commands that were made before: what a gate adds is in other tables.
 """
 
 import json
@@ -161,7 +161,7 @@ print(json.dumps(saturate(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))))
 
 
 def saturate(path: str, begin: float, seconds: float) -> tuple[int, float]:
-    """Decide as fast as possible; how many that were, and the longest that one took."""
+    """Decide as fast as possible. Returns the number of decisions, and the seconds of the longest."""
     store = SqliteStore(path)
     command = Admit(bucket_plan())
     store.decide(command)
@@ -227,7 +227,7 @@ def growth(
     bound: float,
     note: str = "",
 ) -> Table:
-    """The same operation on stores of different sizes, in turns; ratios to the smallest."""
+    """One operation on stores of different sizes, in turns; ratios to the smallest."""
     samples: dict[str, list[float]] = {f"{size:,}": [] for size in sizes}
     for _ in range(rounds):
         for size in random.sample(sizes, len(sizes)):

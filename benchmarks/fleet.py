@@ -23,7 +23,7 @@ from headgate.simulate.result import span
 from headgate.simulate.scenario import STARTS, Scenario
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-#: (workers, processes): the reference; ten that have a hundred jobs in hand each; ten with one each; ten thousand.
+#: (workers, processes): the reference; the same in ten processes; ten workers; ten thousand.
 SIZES = ((1000, 20), (1000, 10), (10, 10), (10_000, 20))
 DAY = 86_400.0
 #: Even and Poisson starts are spread over so many seconds: a whole window, which is the hardest that still fills the first.
@@ -53,14 +53,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one run gave, small enough to be sent between processes."""
+class RunFigures:
+    """The figures of one run, small enough to be sent between processes."""
 
     refused: int
     unexplained: int
     late: int
     utilisation: float
-    #: The same, but from the acceptance on that fills the first window.
+    #: Utilisation from the acceptance on that fills the first window.
     full: float
     makespan: float
     stretch: float
@@ -71,7 +71,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def one(work: tuple[Scenario, str, int]) -> Outcome:
+def one(work: tuple[Scenario, str, int]) -> RunFigures:
     scenario, strategy, seed = work
     row = run(scenario, strategy, seed)
     assert strategy != "headgate" or row.done == scenario.total, (
@@ -81,7 +81,7 @@ def one(work: tuple[Scenario, str, int]) -> Outcome:
     first = int(rule.steps[0][1])
     took = tally.accepted[-1] - tally.accepted[first - 1]
     full = (len(tally.accepted) - first) / first * rule.per / 1e6 / took
-    return Outcome(
+    return RunFigures(
         row.refused, tally.unexplained, tally.late, row.utilisation, full, row.makespan, row.makespan / row.ideal
     )
 
@@ -106,24 +106,22 @@ def slow() -> Iterator[Case]:
                 yield Case(scenario.having(start=start, over=over * 1_000_000), least, 100_000, ramped)
 
 
-def found(cases: Sequence[Case], seeds: int, jobs: int) -> Iterator[tuple[Case, list[Outcome], bool]]:
-    """Each case with what its seeds gave, and whether its bounds were kept, as soon as it is known."""
+def found(cases: Sequence[Case], seeds: int, jobs: int) -> Iterator[tuple[Case, list[RunFigures], bool]]:
+    """Each case with the figures of its seeds, and whether its bounds were kept, as soon as it is known."""
     with get_context("spawn").Pool(jobs) as pool:
         for case in cases:
             work = [(case.scenario, "headgate", seed) for seed in range(1, seeds + 1)]
-            outcomes = pool.map(one, work, chunksize=1)
-            refused = sum(outcome.refused for outcome in outcomes)
+            runs = pool.map(one, work, chunksize=1)
+            refused = sum(each.refused for each in runs)
             # One run is shorter than 100,000 calls: one refusal is one too many only when there are more of them.
-            allowed = max(1.0, len(outcomes) * case.scenario.total / case.one_in) if case.one_in else 0
-            kept = refused <= allowed and not any(outcome.unexplained for outcome in outcomes)
+            allowed = max(1.0, len(runs) * case.scenario.total / case.one_in) if case.one_in else 0
+            kept = refused <= allowed and not any(each.unexplained for each in runs)
             # A refusal takes a call's place, and the last call then waits for the window after the last: not a matter of
             # utilisation, so where refusals are allowed for their runs do not count here.
             reached = [
-                outcome.full if case.ramped else outcome.utilisation
-                for outcome in outcomes
-                if not (case.one_in and outcome.refused)
+                each.full if case.ramped else each.utilisation for each in runs if not (case.one_in and each.refused)
             ]
-            yield case, outcomes, kept and min(reached, default=1.0) >= case.least
+            yield case, runs, kept and min(reached, default=1.0) >= case.least
 
 
 COLUMNS = (
@@ -140,21 +138,21 @@ COLUMNS = (
 )
 
 
-def cells(case: Case, outcomes: Sequence[Outcome], kept: bool) -> list[str]:
-    shares = [outcome.utilisation for outcome in outcomes]
+def cells(case: Case, runs: Sequence[RunFigures], kept: bool) -> list[str]:
+    shares = [each.utilisation for each in runs]
     where = " from a full window" if case.ramped else ""
-    where += ", without a 429" if case.one_in and any(outcome.refused for outcome in outcomes) else ""
+    where += ", without a 429" if case.one_in and any(each.refused for each in runs) else ""
     bound = f"{case.least:.2%}{where}: {'kept' if kept else 'MISSED'}" if case.least else "no 429"
     return [
         case.name,
-        str(len(outcomes)),
-        str(sum(outcome.refused for outcome in outcomes)),
-        str(sum(outcome.late for outcome in outcomes)),
+        str(len(runs)),
+        str(sum(each.refused for each in runs)),
+        str(sum(each.late for each in runs)),
         f"{median(shares):.2%}",
         f"{min(shares):.2%}",
         f"{max(shares):.2%}",
-        f"{median(outcome.full for outcome in outcomes):.2%}",
-        f"{max(outcome.stretch for outcome in outcomes):.4f}",
+        f"{median(each.full for each in runs):.2%}",
+        f"{max(each.stretch for each in runs):.4f}",
         bound,
     ]
 
@@ -170,8 +168,8 @@ def sweep(title: str, cases: Sequence[Case], seeds: int, jobs: int) -> tuple[Tab
     """A table of all cases, and whether every bound was kept."""
     rows = []
     good = True
-    for case, outcomes, kept in found(cases, seeds, jobs):
-        rows.append(cells(case, outcomes, kept))
+    for case, runs, kept in found(cases, seeds, jobs):
+        rows.append(cells(case, runs, kept))
         good &= kept
         print_row(rows[-1])
     return Table(title, COLUMNS, rows, SWEEP_NOTE), good
@@ -184,18 +182,18 @@ def print_row(row: Sequence[str]) -> None:
 
 
 def others(seeds: int, jobs: int) -> Table:
-    """What every strategy gets in the same runs: the same scenarios, starts and seeds."""
+    """The figures of every strategy, on the same scenarios, starts and seeds."""
     rows = []
     with get_context("spawn").Pool(jobs) as pool:
         for name in ("adobe", "adobe-slow"):
             for start in STARTS:
                 scenario = load(SCENARIOS / f"{name}.toml").having(start=start, over=OVER * 1_000_000)
                 work = [(scenario, strategy, seed) for strategy in STRATEGIES for seed in range(1, seeds + 1)]
-                outcomes = pool.map(one, work, chunksize=1)
+                runs = pool.map(one, work, chunksize=1)
                 for number, strategy in enumerate(STRATEGIES):
-                    mine = outcomes[number * seeds : (number + 1) * seeds]
-                    refused = [outcome.refused for outcome in mine]
-                    shares = [outcome.utilisation for outcome in mine]
+                    mine = runs[number * seeds : (number + 1) * seeds]
+                    refused = [each.refused for each in mine]
+                    shares = [each.utilisation for each in mine]
                     rows.append(
                         [
                             f"{name}, {start}: {strategy}",
@@ -203,7 +201,7 @@ def others(seeds: int, jobs: int) -> Table:
                             f"{min(refused):,} to {max(refused):,}",
                             f"{median(shares):.1%}",
                             f"{min(shares):.1%} to {max(shares):.1%}",
-                            span(median(outcome.makespan for outcome in mine)),
+                            span(median(each.makespan for each in mine)),
                         ]
                     )
                     print_row(rows[-1])

@@ -37,7 +37,7 @@ def make_floor() -> Callable[[], bool]:
 
 
 def make_async_floor() -> Callable[[], Awaitable[bool]]:
-    """The same for one event loop: no lock, because nothing is awaited between the read and the write."""
+    """A rate limiter for one event loop: no lock, because nothing is awaited between the read and the write."""
     arrivals: dict[str, int] = {}
     clock = monotonic_ns
     key = "bench"

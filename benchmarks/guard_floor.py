@@ -1,6 +1,6 @@
 """The floor under the guard: a bare ASGI application that reads a JSON body and answers with one, on the same server.
 
-`python -m benchmarks.guard_floor` serves it on a free port, prints the address, and goes when its standard input ends.
+`python -m benchmarks.guard_floor` serves it on a free port, prints the address, and ends with its standard input.
 """
 
 import json

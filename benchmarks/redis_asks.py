@@ -1,4 +1,4 @@
-"""What the benchmarks of the Redis store ask with."""
+"""The asks, limits and stores that the benchmarks of the Redis store share."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def two_limits() -> Sequence[Limit]:
 
 
 def stand(store: RedisStore, plan: Plan) -> Stand:
-    """The ask that a gate sends."""
+    """An ask as a gate sends it."""
     id = f"{store.session}-{next(_numbers)}"
     ask = Stand(plan, id, None, plan.lease, waits=True, session=store.session, remembered=True)
     ask.fresh = True

@@ -1,4 +1,4 @@
-"""What a decision of the Redis store costs its server among more and more keys, leases and waiters."""
+"""What a decision of the Redis store costs its server as keys, leases and waiters grow in number."""
 
 import random
 import sys
@@ -21,7 +21,7 @@ from tests.support.servers import Server
 
 Operation = Callable[[], object]
 
-#: What is kept flat may cost at most so many times what it costs at the smallest size.
+#: An operation may cost at most so many times what it costs at the smallest size.
 FLAT = 1.5
 
 #: So many leases, or waiters.
@@ -90,10 +90,10 @@ def growth(
     least: Callable[[Floor], None],
     note: str,
 ) -> Table:
-    """Server time of the same operation among more and more.
+    """Server time of an operation at growing sizes.
 
     Each size has a server of its own, and all are measured in turn, so that a ratio is of figures of one moment. So has the
-    floor, filled as much: what it costs more among many is the machine's, whose caches are too small.
+    floor, filled as much: its own growth is the machine's, whose caches are too small.
     """
     ours: dict[str, list[float]] = {f"{size:,}": [] for size in sizes}
     floors: dict[str, list[float]] = {name: [] for name in ours}

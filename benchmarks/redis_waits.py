@@ -1,4 +1,4 @@
-"""How long asks of the Redis store take: those that can go, and those of waiters whose turn comes."""
+"""How long asks of the Redis store take: those that can go, and those of waiters that are called."""
 
 import asyncio
 import multiprocessing
@@ -26,7 +26,7 @@ def percentiles(times: list[float]) -> list[str]:
 
 
 def latencies(server: Server, quick: bool) -> Table:
-    """One ask after the other, alone and beside an event loop in another thread that asks as fast as it can."""
+    """One ask after the other, uncontended and beside an event loop in another thread that asks as fast as it can."""
     amount = 500 if quick else 3_000
     rows = []
     with opened(server) as store:
@@ -59,7 +59,7 @@ def latencies(server: Server, quick: bool) -> Table:
 
 
 def saturate(server: Server, ending: threading.Event) -> None:
-    """Another gate, by a process of its own as far as the server can tell."""
+    """Ask another gate as fast as possible, on a store of its own, which the server takes for another process."""
     store = RedisStore(server.url + PATIENT)
     gate = AsyncGate("load", bucket(), store=store)
 
@@ -75,7 +75,7 @@ def saturate(server: Server, ending: threading.Event) -> None:
 
 
 def wait_for_turns(url: str, told: Connection) -> None:
-    """A waiter: whenever it is told to, it waits for the slot, and tells when it was granted."""
+    """A waiter: at each message it waits for the slot, and sends back the moment of the grant."""
     store = RedisStore(url)
     gate = Gate("line", one_slot(), store=store)
     while told.recv():
@@ -92,7 +92,7 @@ def one_slot() -> Sequence[Limit]:
 
 @contextmanager
 def apart(server: Server) -> Iterator[None]:
-    """The server has a core of its own, as on a machine of its own, and what is started here has the others."""
+    """Pin the server to a core of its own, as on a machine of its own, and everything started here to the others."""
     every = os.sched_getaffinity(0)
     first = min(every)
     assert server.process is not None
@@ -106,14 +106,14 @@ def apart(server: Server) -> Iterator[None]:
 
 
 def handovers(server: Server, quick: bool) -> Table:
-    """From a release to the grant of the next waiter, who sleeps in another process, as in a fleet, or in this one."""
+    """From a release to the grant of the next waiter, which sleeps in another process, as in a fleet, or in this one."""
     rows = handed_over(server, quick, "")
     if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
         with Server() as other, apart(other):
             rows = handed_over(other, quick, ", server apart") + rows
     note = (
         "An ask is one round trip. Server apart: it has a core of its own, as it has in a fleet. Otherwise all share the "
-        "same: the server has to give way to whoever has released before it can tell the one who waits."
+        "same: the server has to give way to the process that released before it can wake the waiter."
     )
     columns = ["", "p50", "p99", "× an ask", "bound"]
     return Table("Redis, from a release to the next waiter's grant, in µs", columns, rows, note)

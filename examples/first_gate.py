@@ -25,7 +25,7 @@ LIMIT, PER = 20, 2.0
 WORKERS, CALLS = 8, 60
 #: Each round is another customer of the upstream, so that the first leaves nothing behind for the second.
 ACCOUNTS = ("uncoordinated", "headgate")
-#: The first 20 go at once, the next 20 one window later, and so on: nobody can be faster.
+#: The first 20 go at once, the next 20 one window later, and so on: no fleet can be faster.
 IDEAL = (CALLS / LIMIT - 1) * PER
 
 
@@ -119,15 +119,15 @@ def uncoordinated(port: int) -> None:
 
 
 def with_headgate(gate: Gate, port: int) -> None:
-    """Take a permit; go; tell how it went."""
+    """Take a permit, call, report the answer."""
     with gate.acquire(timeout=30) as permit:
         response, _ = get(port, "/headgate")
         permit.report(response)
 
 
 def work(port: int, store: str, rounds: dict[str, Any], start: Any) -> None:
-    # Slack is how much later than another a call may reach the upstream after its grant. The answer ends the doubt,
-    # so a generous slack costs a round trip, not a second.
+    # Slack is how much the delays of calls, from grant to upstream, may differ. The answer confirms a call, so a generous
+    # slack costs a round trip, not a second.
     gate = Gate("demo", [Window(LIMIT, per=PER, slack="1s", name="rate"), Concurrency(WORKERS)], store=store)
     for name, left in rounds.items():
         start.wait()
@@ -176,7 +176,7 @@ def main() -> None:
     for name, books in rows:
         used = IDEAL / max(books["seconds"], IDEAL)
         print(f"  {name:14}{books['done']:6}{books['refused']:16}{books['seconds']:10.1f}{used:14.0%}")
-    print(f"\nThe upstream counted this. Nobody can be faster than {IDEAL:g} s: that would be a utilisation of 100%.")
+    print(f"\nThe upstream counted this. No fleet can be faster than {IDEAL:g} s: that would be a utilisation of 100%.")
 
 
 if __name__ == "__main__":
