@@ -272,7 +272,7 @@ def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id
 def checked(plan: Plan, costs: Mapping[str, float]) -> Mapping[str, float]:
     """What something really cost may also be 0."""
     positive = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
-    plan.policy._costs({**dict.fromkeys(plan.policy.units, 1), **positive})
+    plan.policy.checked_costs({**dict.fromkeys(plan.policy.units, 1), **positive})
     return costs
 
 
@@ -285,7 +285,7 @@ def checked_actual(policy: Policy, cost: Any) -> dict[str, float] | None:
     if not hasattr(cost, "items"):
         raise InvalidInput(f"cost is what it really cost by unit, as in {{'pu': 2.9}}, not {cost!r}")
     positive = {unit: amount for unit, amount in cost.items() if amount != 0 or isinstance(amount, bool)}
-    policy._costs({**dict.fromkeys(policy.units, 1), **dict.fromkeys(cost, 1), **positive})
+    policy.checked_costs({**dict.fromkeys(policy.units, 1), **dict.fromkeys(cost, 1), **positive})
     return dict(cost)
 
 

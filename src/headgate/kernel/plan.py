@@ -364,7 +364,7 @@ class Policy:
         plain = cost.__class__ is int or cost.__class__ is float  # True is no cost, though it equals 1
         model = self._models.get((rank, cost)) if plain else None
         if model is None:
-            model = self._model(rank, self._costs(cost))
+            model = self._model(rank, self.checked_costs(cost))
             if plain:
                 self._models[rank, cost] = model
         return model
@@ -383,7 +383,8 @@ class Policy:
             model = self._models[asked] = Model(self, self._templates[rank], rank, costs)
         return model
 
-    def _costs(self, cost: float | Mapping[str, float]) -> dict[str, float]:
+    def checked_costs(self, cost: float | Mapping[str, float]) -> dict[str, float]:
+        """The cost by unit, each above 0. Raises InvalidInput for a unit that is unknown or missing."""
         if isinstance(cost, int | float):
             costs: dict[str, Any] = {"requests": cost}
         elif hasattr(cost, "items"):

@@ -240,7 +240,8 @@ class LimitSuite:
         other = Gate("suite", [Bucket(1000, per="1s", name="another")], store=store)
         for _ in range(2 * REAP_EVERY):
             other.try_acquire()
-        assert store._gates["suite"].states.get(limit.name) is None
-        assert not store._gates["suite"].names("windows")
-        assert not [name for name in store._gates["suite"].names("leases") if store._gates["suite"].leases[name]]
-        assert not store._gates["suite"].names("promised")
+        records = store.prepared("suite", lambda here: here.records)
+        assert records.states.get(limit.name) is None
+        assert not records.names("windows")
+        assert not [name for name in records.names("leases") if records.leases[name]]
+        assert not records.names("promised")

@@ -74,7 +74,7 @@ class RequestReader:
         policy = self.policy(number)
         self._class(policy, rank)
         amounts = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
-        policy._costs({**dict.fromkeys(policy.units, 1), **amounts})
+        policy.checked_costs({**dict.fromkeys(policy.units, 1), **amounts})
         if costs.keys() != policy.units:
             raise InvalidInput(f"gate {policy.name!r}: a permit has a cost in {', '.join(sorted(policy.units))}")
         checked = policy.checked_key(key)

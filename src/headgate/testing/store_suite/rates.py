@@ -92,7 +92,7 @@ class RateTests(StoreHarness):
     def test_what_a_call_holds_is_not_forgotten_however_long_the_limit_was_idle(self) -> None:
         gate = self.gate(Window(1, per="1s", slack=0, name="w"), Concurrency(1, lease="1h", name="c"))
         [holder] = self.take(gate)
-        plan = holder._plan
+        plan = gate.policy.plan()
         waiting = Stand(plan, "waits", None, plan.lease, waits=True, session="one")
         assert isinstance(self.store.execute([waiting])[0], Wait)
         self.clock.advance("5s")  # the window is empty again
@@ -116,10 +116,11 @@ class RateTests(StoreHarness):
 
     def test_a_confirmation_said_twice_shortens_nobody_elses_count(self) -> None:
         gate = self.gate(Window(2, per="10s", slack="5s"))
-        [first] = self.take(gate, id="first")
+        plan = gate.policy.plan()
+        [first] = self.store.execute([Stand(plan, "first", remembered=True)])
         self.take(gate, id="second")
         self.clock.advance("1s")
-        again = Settle(first._plan, first._at, "first", None)  # as sent when the reply to it was lost
+        again = Settle(plan, first.at, "first", None)  # as sent when the reply to it was lost
         replies = [*self.store.execute([again]), *self.store.execute([again])]
         assert replies[0] == replies[1]
         self.clock.advance("10s")
