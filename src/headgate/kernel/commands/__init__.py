@@ -13,8 +13,10 @@ from .change import Configure, Pause, Reset
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle, end
+from .table import FORMS
 
 __all__ = [
+    "FORMS",
     "Admit",
     "Cancel",
     "Command",

@@ -1,6 +1,7 @@
 """Reads the commands of a `POST /v1/execute`: every number, name and amount is checked here.
 
-The letters and the order of what follows them are those of `stores/http/wire.py`.
+The letters, their scopes and the order of what follows them are those of `FORMS` (`kernel/commands/table.py`): a method for
+each command, whose arguments are its fields.
 """
 
 from __future__ import annotations
@@ -10,10 +11,24 @@ import re
 from ...errors import HeadgateError, InvalidInput
 from ...gate.base import checked_holder
 from ...http.problems import Problem
-from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ...kernel.commands import (
+    FORMS,
+    Admit,
+    Cancel,
+    Configure,
+    Extend,
+    Pause,
+    Peek,
+    Release,
+    Renew,
+    Reset,
+    Settle,
+    Stand,
+)
+from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS
 from ...kernel.limits import LARGEST, positive
 from ...kernel.model import NEVER, checked_outcome
-from ...stores.http.wire import PLAIN, REMEMBERED, WAITS, NotAllowed, TooMany
+from ...stores.http.wire import NotAllowed, TooMany
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,10 +164,10 @@ class RequestReader:
             _int("a lease", length, 10_000, NEVER)
         return Extend(self.policy(number), _id(id), length)
 
-    def renew(self, gate: Any, session: Any, tickets: Any, leases: Any) -> Command:
+    def renew(self, gate: Any, session: Any, tickets: Any, lease_rows: Any) -> Command:
         self.gate(gate)
         rows = []
-        for number, rank, costs, key, id, at, length, fence, holder in leases:
+        for number, rank, costs, key, id, at, length, fence, holder in lease_rows:
             plan = self.held(number, rank, costs, key)
             if plan.policy.name != gate or not plan.lease:
                 raise InvalidInput(f"a heartbeat for gate {gate!r} carries a lease of another")
@@ -194,18 +209,9 @@ class RequestReader:
         return Reset(gate, limit)
 
 
-#: Letter → how a command is read, and the scope that it needs.
+#: Letter → what reads a command, and the scope that it needs.
 _READERS: dict[str, tuple[Callable[..., Command], str]] = {
-    "a": (RequestReader.admit, "acquire"),
-    "e": (RequestReader.settle, "acquire"),
-    "r": (RequestReader.release, "acquire"),
-    "c": (RequestReader.cancel, "acquire"),
-    "n": (RequestReader.renew, "acquire"),
-    "t": (RequestReader.extend, "acquire"),
-    "u": (RequestReader.pause, "acquire"),
-    "p": (RequestReader.peek, "observe"),
-    "o": (RequestReader.configure, "configure"),
-    "x": (RequestReader.reset, "configure"),
+    form.letter: (getattr(RequestReader, form.name), form.scope) for form in FORMS.values()
 }
 
 

@@ -8,7 +8,8 @@ this is read by machines thousands of times a second, and the routes for people 
 from __future__ import annotations
 
 from dataclasses import replace
-from json import dumps, loads
+from functools import lru_cache
+from json import JSONEncoder, loads
 
 from ...errors import (
     ConfigError,
@@ -19,7 +20,8 @@ from ...errors import (
     StoreFormatError,
     StoreUnavailable,
 )
-from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle, Stand
+from ...kernel.commands import FORMS
+from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS, writer
 from ...kernel.model import Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
 
 TYPE_CHECKING = False
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 #: The version of this form. A guard that does not know it says so, and nothing is decided.
 VERSION = 1
 
-#: What an ask may be, as bits: it waits; its id is on record; only the limits decide about it.
-WAITS, REMEMBERED, PLAIN = 1, 2, 4
+#: `json.dumps` makes an encoder on every call that names separators.
+_encode = JSONEncoder(separators=(",", ":")).encode
 
 
 class NotAllowed(HeadgateError):
@@ -68,14 +70,14 @@ class Policies:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self.rows: list[tuple[str, Any]] = []
+        self.rows: list[str] = []
 
     def number(self, policy: Policy) -> int:
         fingerprint = policy.fingerprint
         number = self._numbers.get(fingerprint)
         if number is None:
             number = self._numbers[fingerprint] = len(self.rows)
-            self.rows.append((fingerprint, policy.spec()))
+            self.rows.append(_policy_row(policy))
         return number
 
     def ask(self, plan: Plan) -> tuple[Any, ...]:
@@ -84,76 +86,36 @@ class Policies:
         return (self.number(plan.policy), rank, dict(costs), dict(key))
 
 
-def _admit(command: Admit, policies: Policies) -> tuple[Any, ...]:
-    bits = command.waits * WAITS | command.remembered * REMEMBERED | command.plain * PLAIN
-    told = (command.id, command.holder, command.lease, bits, command.session, command.latest)
-    return ("a", *policies.ask(command.plan), *told)
+@lru_cache(1024)
+def _policy_row(policy: Policy) -> str:
+    """A policy as it is sent with every request that names it: made once for each."""
+    return _encode((policy.fingerprint, policy.spec()))
 
 
-def _settle(command: Settle, policies: Policies) -> tuple[Any, ...]:
-    actual = None if command.actual is None else dict(command.actual)
-    told = (command.at, command.id, command.outcome, command.remembered, command.retry_after, actual, command.confirmed)
-    return ("e", *policies.ask(command.plan), *told, command.worth)
+#: How fields are written that do not travel as they are.
+_FORMS = {
+    "plan": "*policies.ask(command.plan)",
+    "policy": "policies.number(command.policy)",
+    "asked": "None if command.plan is None else policies.ask(command.plan)",
+    "bits": f"command.waits * {WAITS} | command.remembered * {REMEMBERED} | command.plain * {PLAIN}",
+    "actual": "None if command.actual is None else dict(command.actual)",
+    "lease_rows": "[(*policies.ask(plan), *rest) for plan, *rest in command.leases]",
+}
 
-
-def _release(command: Release, policies: Policies) -> tuple[Any, ...]:
-    actual = None if command.actual is None else dict(command.actual)
-    return ("r", policies.number(command.policy), command.id, command.outcome, command.retry_after, actual)
-
-
-def _cancel(command: Cancel, policies: Policies) -> tuple[Any, ...]:
-    return ("c", policies.number(command.policy), command.id)
-
-
-def _extend(command: Extend, policies: Policies) -> tuple[Any, ...]:
-    return ("t", policies.number(command.policy), command.id, command.length)
-
-
-def _renew(command: Renew, policies: Policies) -> tuple[Any, ...]:
-    leases = [(*policies.ask(plan), *rest) for plan, *rest in command.leases]
-    return ("n", command.gate, command.session, command.tickets, leases)
-
-
-def _peek(command: Peek, policies: Policies) -> tuple[Any, ...]:
-    asked = None if command.plan is None else policies.ask(command.plan)
-    return ("p", policies.number(command.policy), asked, command.leases, command.waiters)
-
-
-def _configure(command: Configure, policies: Policies) -> tuple[Any, ...]:
-    return ("o", command.gate, command.member, command.value)
-
-
-def _pause(command: Pause, policies: Policies) -> tuple[Any, ...]:
-    return ("u", command.gate, command.length, command.reason)
-
-
-def _reset(command: Reset, policies: Policies) -> tuple[Any, ...]:
-    return ("x", command.gate, command.limit)
-
-
+#: Command → what makes its row, which names its policies by number.
 _WRITERS: dict[type[Command], Callable[[Any, Policies], tuple[Any, ...]]] = {
-    Admit: _admit,
-    Stand: _admit,
-    Settle: _settle,
-    Release: _release,
-    Cancel: _cancel,
-    Renew: _renew,
-    Extend: _extend,
-    Peek: _peek,
-    Configure: _configure,
-    Pause: _pause,
-    Reset: _reset,
+    command: writer(("letter", *form.fields), _FORMS | {"letter": repr(form.letter)}, "policies")
+    for command, form in FORMS.items()
 }
 
 
 def encode(commands: Sequence[Command], seen: Mapping[str, int]) -> bytes:
     """A request. `seen` is how far each gate had come, as this process was told."""
     policies = Policies()
-    rows = [_WRITERS[type(command)](command, policies) for command in commands]
-    gates = {command.gate for command in commands}
-    known = {gate: seen[gate] for gate in gates if gate in seen}
-    sent = {"v": VERSION, "policies": policies.rows, "seen": known, "commands": rows}
-    return dumps(sent, separators=(",", ":")).encode()
+    rows = _encode([_WRITERS[type(command)](command, policies) for command in commands])
+    known = _encode({gate: seen[gate] for gate in {command.gate for command in commands} if gate in seen})
+    named = ",".join(policies.rows)
+    return f'{{"v":{VERSION},"policies":[{named}],"seen":{known},"commands":{rows}}}'.encode()
 
 
 # --- answering ------------------------------------------------------------------------------------------------------
@@ -214,7 +176,7 @@ def row(reply: Any) -> Any:
 def answer(replies: Sequence[Any], seen: Mapping[str, int]) -> bytes:
     """The answer to a request."""
     rows = [row(reply) for reply in replies]
-    return dumps({"v": VERSION, "seen": seen, "replies": rows}, separators=(",", ":")).encode()
+    return _encode({"v": VERSION, "seen": seen, "replies": rows}).encode()
 
 
 # --- and what the client makes of it --------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 from functools import lru_cache
 
 from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
-from ...kernel.commands import Admit, Cancel, Configure, Extend, Pause, Peek, Release, Renew, Reset, Settle
+from ...kernel.commands import FORMS, Admit, Renew, Settle
+from ...kernel.commands.table import writer
 from ...kernel.limits import KINDS
 from ...kernel.model import SECOND, Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
 from .pack import CHUNK, inside, offsets, pack
@@ -84,33 +85,9 @@ def _model(ref: Any) -> bytes:
 
 
 @lru_cache(_KEPT)
-def _ask_head(
-    ref: Any,
-    keyed: bool,
-    lease: int,
-    plain: bool,
-    waits: bool,
-    remembered: bool,
-    latest: int,
-    session: str,
-    held: bool,
-    fresh: bool,
-) -> bytes:
-    return pack(("a", _model(ref), keyed, lease, plain, waits, remembered, latest, session, held, fresh))
-
-
-@lru_cache(_KEPT)
-def _end_head(
-    ref: Any,
-    keyed: bool,
-    outcome: str | None,
-    remembered: bool,
-    retry_after: int,
-    actual: Any,
-    confirmed: int,
-    worth: bool,
-) -> bytes:
-    return pack(("e", _model(ref), keyed, outcome, remembered, retry_after, actual, confirmed, worth))
+def _head(letter: str, ref: Any, *told: Any) -> bytes:
+    """What asks or ends have in common; `actual` is pairs here, so that it can be kept."""
+    return pack((letter, _model(ref), *told))
 
 
 def _key(key: Mapping[str, str]) -> bytes:
@@ -132,66 +109,44 @@ def _by(by: str) -> bytes:
 _SHORT = [bytes((0xA0 | size,)) for size in range(32)]
 
 
-def _actual(actual: Any) -> Any:
-    return None if actual is None else tuple(actual.items())
+def _everything(policy: Policy) -> bytes:
+    """The ref of a plan that has every limit, for a look that is at no ask in particular."""
+    lowest = list(policy.priorities)[-1] if policy.priorities else None
+    plain = dict.fromkeys(policy.keys, "-")
+    return _ref(policy.plan(dict.fromkeys(policy.units, 1.0), plain or None, lowest).ref)
 
 
-def _release(command: Release) -> Any:
-    actual = _actual(command.actual)
-    return ("r", command.policy.fingerprint, command.id, command.outcome, command.retry_after, actual), (
-        command.policy,
-    )
-
-
-def _cancel(command: Cancel) -> Any:
-    return ("c", command.policy.fingerprint, command.id), (command.policy,)
-
-
-def _extend(command: Extend) -> Any:
-    return ("l", command.policy.fingerprint, command.id, command.length), (command.policy,)
-
-
-def _renew(command: Renew) -> Any:
-    leases = [(_ref(plan.ref), *rest) for plan, *rest in command.leases]
-    policies = {plan.policy for plan, *_ in command.leases}
-    return ("n", command.session, leases, command.tickets), policies
-
-
-def _peek(command: Peek) -> Any:
-    policy, plan = command.policy, command.plan
-    asked = None if plan is None else _ref(plan.ref)
-    everything = None
-    if plan is None:
-        lowest = list(policy.priorities)[-1] if policy.priorities else None
-        plain = dict.fromkeys(policy.keys, "-")
-        everything = _ref(policy.plan(dict.fromkeys(policy.units, 1.0), plain or None, lowest).ref)
-    policies = (policy,) if plan is None else (policy, plan.policy)
-    return ("p", policy.fingerprint, asked, command.leases, everything, command.waiters), policies
-
-
-def _configure(command: Configure) -> Any:
-    return ("o", command.member, command.value), ()
-
-
-def _pause(command: Pause) -> Any:
-    return ("u", command.length, command.reason), ()
-
-
-def _reset(command: Reset) -> Any:
-    return ("x", command.limit), ()
-
-
-#: The commands that are sent whole: their head, and the policies that it names.
-_WHOLE: dict[type[Command], Callable[[Any], tuple[tuple[Any, ...], Iterable[Policy]]]] = {
-    Release: _release,
-    Cancel: _cancel,
-    Renew: _renew,
-    Extend: _extend,
-    Peek: _peek,
-    Configure: _configure,
-    Pause: _pause,
-    Reset: _reset,
+#: How fields are written that do not travel as they are. `ref` and `keyed` are of its plan, where it is an ask or an end;
+#: `first`: it was never sent before.
+_FORMS = {
+    "policy": "command.policy.fingerprint",
+    "asked": "None if command.plan is None else _ref(command.plan.ref)",
+    "everything": "None if command.plan is not None else _everything(command.policy)",
+    "actual": "None if command.actual is None else tuple(command.actual.items())",
+    "lease_rows": "[(_ref(plan.ref), *rest) for plan, *rest in command.leases]",
+    "ref": "ref",
+    "keyed": "keyed",
+    "held": "command.holder is not None",
+    "fresh": "first and getattr(command, 'fresh', False)",
 }
+_LETTERS = {command: form.for_script()[0] for command, form in FORMS.items()}
+
+#: Command → what makes a tuple of its fields.
+_WRITERS: dict[type[Command], Callable[..., tuple[Any, ...]]] = {
+    command: writer(
+        form.for_script()[1], _FORMS, "first, ref=None, keyed=False", {"_ref": _ref, "_everything": _everything}
+    )
+    for command, form in FORMS.items()
+}
+_ask, _end = _WRITERS[Admit], _WRITERS[Settle]
+_ASK, _END = _LETTERS[Admit], _LETTERS[Settle]
+
+
+def _policies(command: Any) -> list[Policy]:
+    """The policies that a command which is sent whole names."""
+    plans = [plan for plan, *_ in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
+    policies = [getattr(command, "policy", None), *(plan.policy for plan in plans if plan is not None)]
+    return [policy for policy in policies if policy is not None]
 
 
 def encode(
@@ -220,26 +175,21 @@ def encode(
             plan = command.plan
             key = plan.key
             holder = command.holder
-            told = (
-                plan.model.ref, bool(key), command.lease, command.plain, command.waits, command.remembered,
-                command.latest, command.session, holder is not None, first and getattr(command, "fresh", False),
-            )  # fmt: skip
+            told = _ask(command, first, plan.model.ref, bool(key))
             if told != asked:  # most are as the one before
-                asked, head = told, _ask_head(*told)
+                asked, head = told, _head(_ASK, *told)
             argument: Any = holder
         elif isinstance(command, Settle):
             plan = command.plan
             key = plan.key
             asked = ()
-            head = _end_head(
-                plan.model.ref, bool(key), command.outcome, command.remembered, command.retry_after,
-                _actual(command.actual), command.confirmed, command.worth,
-            )  # fmt: skip
+            head = _head(_END, *_end(command, first, plan.model.ref, bool(key)))
             argument = command.at
         else:
-            parts, named = _WHOLE[type(command)](command)
+            sent = type(command)
+            parts = (_LETTERS[sent], *_WRITERS[sent](command, first))
             body += (heads.setdefault(pack(parts), len(heads) + 1), 1)
-            for policy in named:
+            for policy in _policies(command):
                 policies[policy.fingerprint] = policy
             run, alike = 0, False
             continue
