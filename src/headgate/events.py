@@ -1,12 +1,15 @@
 """Events: what happens beside ordinary grants (a lost lease, a store that is away), and the sinks that are told.
 
-An ordinary grant emits none. A sink is a function that takes an `Event`; `sinks/` has those that come with Headgate. Every
-event also goes to the `headgate` logger of the standard library.
+An ordinary grant emits none. A sink is a function that takes an `Event`: one that a program has subscribed, or one of those
+that come with Headgate (`SINKS` of `sinks/`). Of these the log is on, unless a configuration that was loaded names others:
+`sinks = ["log", "prometheus"]`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .errors import InvalidInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +42,19 @@ class Event:
     gate: str
     facts: Mapping[str, Any]
 
+    @property
+    def level(self) -> str:
+        """`info`, `warning` or `error`."""
+        return KINDS[self.kind][0]
+
     def __str__(self) -> str:
         return KINDS[self.kind][1].format(gate=self.gate, **self.facts)
 
 
+#: What programs have subscribed.
 _sinks: list[Sink] = []
+#: The sinks of Headgate that are on, by name; None until the first event, or until they are chosen.
+_on: dict[str, Sink] | None = None
 
 
 def subscribe(sink: Sink) -> Callable[[], None]:
@@ -52,13 +63,36 @@ def subscribe(sink: Sink) -> Callable[[], None]:
     return lambda: _sinks.remove(sink)
 
 
-def emit(kind: str, gate: str, **facts: Any) -> None:
-    from .sinks.log import log
+def switch_on(*names: str) -> None:
+    """Have events told to these sinks of `SINKS` and to no others of that table, in this process.
 
+    A sink that is on already goes on with what it has counted. What was subscribed stays.
+    """
+    global _on
+    from .sinks import SINKS, make_sink
+
+    for name in names:
+        if name not in SINKS:
+            raise InvalidInput(f"there is no sink {name!r}; there are {', '.join(SINKS)}")
+    before = _on or {}
+    _on = {name: before.get(name) or make_sink(name) for name in names}
+
+
+def sinks_on() -> dict[str, Sink]:
+    """The sinks of Headgate that are on, by name: `sinks_on()["prometheus"]` is the `Prometheus` that counts."""
+    if _on is None:
+        from .sinks import DEFAULT
+
+        switch_on(*DEFAULT)
+    return dict(_on or {})
+
+
+def emit(kind: str, gate: str, **facts: Any) -> None:
     event = Event(kind, gate, facts)
-    for sink in _sinks:
+    for sink in [*_sinks, *sinks_on().values()]:
         try:
             sink(event)
         except Exception as error:  # a sink must not be able to stop an ask
+            from .sinks.log import log
+
             log("error", f"a sink failed on {kind} of gate {gate}: {error!r}", event)
-    log(KINDS[kind][0], str(event), event)

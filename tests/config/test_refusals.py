@@ -24,7 +24,7 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
     "an unknown key that resembles nothing": (
         "[xyzzy]\n" + G + ONE,
         "xyzzy",
-        ["'xyzzy' is unknown; the keys here are store, gates and serve"],
+        ["'xyzzy' is unknown; the keys here are store, gates, serve and sinks"],
     ),
     "an unknown key of a gate": (G + ONE + "limit = 3", "gates.g.limit", ["did you mean 'limits'?", "on_store_error"]),
     "a key in the wrong case": (G + ONE + 'Waiting = "line"', "gates.g.Waiting", ["did you mean 'waiting'?"]),

@@ -35,6 +35,7 @@ TOP_KEYS: dict[str, str] = {
     "store": "the URL of the store of every gate that names none itself",
     "gates": "one table per gate",
     "serve": "how a guard serves them: `headgate serve`",
+    "sinks": "where events are told",
 }
 
 GATE_KEYS: dict[str, str] = {
@@ -91,7 +92,10 @@ class GateSpec:
 
 
 class Config(Mapping[str, GateSpec]):
-    """Gate definitions by name, with the `path` they were read from, the default `store`, and how a guard serves."""
+    """Gate definitions by name, with the `path` they were read from, the default `store`, and how a guard serves.
+
+    `sinks` are where events are told; None: the file does not say, and it stays as it is.
+    """
 
     def __init__(
         self,
@@ -100,11 +104,13 @@ class Config(Mapping[str, GateSpec]):
         store: str = DEFAULT_STORE,
         path: str | None = None,
         serve: Serve | None = None,
+        sinks: tuple[str, ...] | None = None,
     ) -> None:
         self._gates = dict(gates)
         self.store = store
         self.path = path
         self.serve = Serve() if serve is None else serve
+        self.sinks = sinks
 
     def __getitem__(self, name: str) -> GateSpec:
         try:
@@ -149,7 +155,26 @@ def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> C
     if not gates.values:
         raise top.refuse("there are no gates", f"add one: [gates.adobe] with limits = [{_LIMIT_EXAMPLE}]", key="gates")
     made = {name: read_gate(gates.table(name), name, store) for name in gates.values}
-    return Config(made, store=store, path=file, serve=read_serve(top.table("serve")))
+    return Config(made, store=store, path=file, serve=read_serve(top.table("serve")), sinks=_sinks(top))
+
+
+def _sinks(top: Table) -> tuple[str, ...] | None:
+    from ..sinks import SINKS
+
+    names = top.values.get("sinks")
+    if names is None:
+        return None
+    right = f"it must be an array of names: {listed(SINKS)}"
+    if not isinstance(names, list):
+        raise top.refuse(f"it is {type_of(names)}", right, key="sinks")
+    for at, name in enumerate(names):
+        if not isinstance(name, str):
+            raise top.refuse(f"it is {type_of(name)}", right, key=f"sinks[{at}]")
+        if name not in SINKS:
+            raise top.refuse(f"there is no sink {name!r}", f"{did_you_mean(name, SINKS)}{right}", key=f"sinks[{at}]")
+        if name in names[:at]:
+            raise top.refuse(f"{name!r} is there twice", "name each sink once", key=f"sinks[{at}]")
+    return tuple(names)
 
 
 def _read(file: str, looked: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..events import switch_on
 from .aio import AsyncGate
 from .sync import Gate
 
@@ -19,6 +20,8 @@ class Gates(Mapping[str, Gate]):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        if config.sinks is not None:
+            switch_on(*config.sinks)
         self._gates: dict[str, Gate] = {}
         self._async_gates: dict[str, AsyncGate] = {}
 

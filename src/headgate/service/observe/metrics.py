@@ -54,7 +54,9 @@ class Metrics:
 
         self._guard = guard
         self._names = frozenset(guard.gates)
-        self.values = Prometheus()
+        counting = events.sinks_on().get("prometheus")
+        #: Where a configuration has it on, the sink that has counted events since the start of the process.
+        self.values = counting if isinstance(counting, Prometheus) else Prometheus()
         self.values.set("headgate_info", 1.0, __version__)
         for gate in guard.gates:  # a counter that begins at 0 has a rate from its first increase on
             for outcome in ("granted", "refused"):
@@ -74,7 +76,7 @@ class Metrics:
         self._settled: dict[str, float] = {}
         guard.answer_listeners.append(self.on_answer)
         guard.usage_listeners.append(self.on_usage)
-        self._end = events.subscribe(self.values)
+        self._end = events.subscribe(self.values) if counting is None else lambda: None
 
     def close(self) -> None:
         self._end()
