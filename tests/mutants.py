@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "line-not-served-after-a-confirmation",
         "kernel/line.py",
-        "return not plan.lane and now < meta_of(records).timer_at <= now + plan.model.soonest",
-        "return now < meta_of(records).timer_at",
+        "return not plan.lane and now < line_state(records).timer_at <= now + plan.model.soonest",
+        "return now < line_state(records).timer_at",
         "what a confirmation gives back is used as soon as it is free",
     ),
     Mutant(
@@ -225,9 +225,9 @@ SCRIPT = [
     ("ends-patience-without-promotion", "line/serving", "_leave(ticket)\n  ticket.tier = 0\n", "_leave(ticket)\n"),
     ("moves-a-turn-twice", "line/standing", "_make_ready(lane, tag + ticket.weight)",
      "_make_ready(lane, tag + 2 * ticket.weight)"),
-    ("lets-who-comes-back-begin-afresh", "line/standing", "max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)",
+    ("lets-who-comes-back-begin-afresh", "line/standing", "max(line_state().turns[ticket.tier + 1], rest:get(lane) or 0)",
      "0"),
-    ("keeps-no-meta", "line/state", "if meta_changed then\n", "if false then\n"),
+    ("keeps-no-line-state", "line/state", "if state_changed then\n", "if false then\n"),
     ("takes-back-no-call-at-a-reset", "changes", "if head.tickets > 0 then line_module().take_back(now) end", ""),
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
     ("remembers-no-id", "commands/admit", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),

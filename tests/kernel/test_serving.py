@@ -45,16 +45,16 @@ class Served:
 
     def _serve_again(self, gate: str) -> None:
         records = self.store._gates[gate]
-        if not busy(records)[3] or records.head[1] >= line.meta_of(records).timer_at:
+        if not busy(records)[3] or records.head[1] >= line.line_state(records).timer_at:
             return  # nobody waits, or whoever keeps the timer is about to look
         served = deepcopy(records)
         now = served.head[1]
         before = [id for _, id in served.space("calls").scan()]
         line.serve(served, now)
         assert [id for _, id in served.space("calls").scan()] == before, "somebody could have gone"
-        assert line.meta_of(served).timer_at >= line.meta_of(records).timer_at, "a moment would have been missed"
-        if line.meta_of(served).timer:
-            assert line.meta_of(records).timer, "nobody keeps the timer"
+        assert line.line_state(served).timer_at >= line.line_state(records).timer_at, "a moment would have been missed"
+        if line.line_state(served).timer:
+            assert line.line_state(records).timer, "nobody keeps the timer"
 
 
 @pytest.mark.parametrize("gate", LINES)

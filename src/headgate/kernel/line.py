@@ -18,7 +18,7 @@ Spaces, all of one gate:
     sessions            process sessions by when they are taken for dead → 1 while asleep
     of/<session>        its ticket ids by arrival
     young               tickets below the highest class, by when their patience ends
-    line                "meta" → Meta
+    line                "meta" → LineState
 
 A tier is where a ticket stands, a rank is the class it was asked with: a ticket whose patience has ended stands in tier 0.
 """
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         called: int  #: when its call runs out; 0 while it waits
         hidden: int  #: 0, or why it stands in no lane: ASLEEP or MISSED
 
-    class Meta(NamedTuple):
+    class LineState(NamedTuple):
         arrivals: int
         tiers: int
         timer: str  #: the ticket that keeps the timer for the next free moment
@@ -82,9 +82,9 @@ else:
         "Ticket",
         "id session ref lane rank tier since arrival place weight holder lease remembered called hidden",
     )
-    Meta = namedtuple("Meta", "arrivals tiers timer timer_at blocked turns limit free_at")
+    LineState = namedtuple("LineState", "arrivals tiers timer timer_at blocked turns limit free_at")
 
-#: A ticket or meta from its parts: naming them takes longer.
+#: A ticket or state from its parts: naming them takes longer.
 _new = tuple.__new__
 
 #: Where a ticket says so, for a heartbeat that looks at thousands.
@@ -107,11 +107,11 @@ CLOCKS = ("calls", "due", "sessions", "young")
 ASLEEP, MISSED = 1, 2
 
 
-def meta_of(records: Records) -> Meta:
-    found = records.line.get("meta")
-    if found.__class__ is Meta:
+def line_state(records: Records) -> LineState:
+    found = records.line_state.get("meta")
+    if found.__class__ is LineState:
         return found
-    return Meta(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else Meta(*found)
+    return LineState(0, 1, "", NEVER, (), (0.0,), "", 0) if found is None else LineState(*found)
 
 
 def _ticket(records: Records, id: str) -> Ticket:
@@ -146,10 +146,10 @@ def _lane_of(ticket: Ticket) -> str:
     return f"{ticket.tier}.{ticket.rank}.{ticket.lane}"
 
 
-def is_behind(records: Records, plan: Plan, meta: Meta) -> bool:
+def is_behind(records: Records, plan: Plan, state: LineState) -> bool:
     """Whether a new ask would stand behind somebody who waits."""
     rank = plan.rank
-    for tier, from_rank in meta.blocked:
+    for tier, from_rank in state.blocked:
         if rank >= tier and rank >= from_rank:
             return True
     if records.lanes.get(f"{rank}.{rank}.{plan.lane}") is not None:
@@ -159,7 +159,7 @@ def is_behind(records: Records, plan: Plan, meta: Meta) -> bool:
 
 def _ahead(records: Records, steps: Steps, order: float) -> str | None:
     """The member of these steps at which somebody who goes before `order` is parked, if there is one."""
-    due = records.due
+    due = records.looks_due
     for step in steps:
         if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
             first = records.parked[step[1]].first()
@@ -183,7 +183,7 @@ def hear(records: Records, now: int, session: str, own: Ticket | None = None) ->
     if not asleep and (own is None or not own.hidden):
         return False
     if asleep:
-        for _, id in list(records.of[session].scan()):
+        for _, id in list(records.session_tickets[session].scan()):
             ticket = _ticket(records, id)
             if ticket.hidden == ASLEEP:
                 _enter(records, _marked(ticket, ticket.called, 0))
@@ -198,7 +198,7 @@ def _put_to_sleep(records: Records, session: str) -> None:
     if sessions.get(session) != 0:
         return
     sessions[session] = 1
-    for _, id in list(records.of[session].scan()):
+    for _, id in list(records.session_tickets[session].scan()):
         ticket = _ticket(records, id)
         if not ticket.called and not ticket.hidden:
             _leave(records, ticket)
@@ -216,7 +216,7 @@ def stand(
     woke = hear(records, now, session)
     rank = plan.rank
     place = len(records.tickets) + 1
-    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = meta_of(records)
+    arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = line_state(records)
     ticket = _new(Ticket, (
         id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.model.weight, holder, lease, remembered,
         0, 0,
@@ -224,10 +224,10 @@ def stand(
     if rank >= tiers:
         turns = (*turns, *(0.0,) * (rank + 1 - tiers))
         tiers = rank + 1
-    records.line["meta"] = _new(Meta, (arrivals + 1, tiers, timer, timer_at, blocked, turns, limit, free_at))
-    records.of[session].put(id, None, arrivals)
+    records.line_state["meta"] = _new(LineState, (arrivals + 1, tiers, timer, timer_at, blocked, turns, limit, free_at))
+    records.session_tickets[session].put(id, None, arrivals)
     if rank > 0:
-        records.young.put(id, None, now + plan.policy.patience)
+        records.patience.put(id, None, now + plan.policy.patience)
     behind = _enter(records, ticket)
     _count(records, place)
     if woke or not (known and behind) or now >= timer_at:
@@ -239,14 +239,14 @@ def stand(
 
 def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
     """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
-    mine = records.of[ticket.session]
+    mine = records.session_tickets[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
         records.sessions.delete(ticket.session)
     ticket = ticket._replace(session=session)
     records.tickets[ticket.id] = ticket
-    records.of[session].put(ticket.id, None, ticket.arrival)
+    records.session_tickets[session].put(ticket.id, None, ticket.arrival)
     return ticket
 
 
@@ -266,8 +266,8 @@ def _forget(records: Records, ticket: Ticket) -> None:
     """A ticket that stands in no lane and has no call is no more, and with the last of its process that."""
     records.tickets.delete(ticket.id)
     if ticket.tier:
-        records.young.delete(ticket.id)
-    mine = records.of[ticket.session]
+        records.patience.delete(ticket.id)
+    mine = records.session_tickets[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
@@ -297,12 +297,12 @@ def _enter(records: Records, ticket: Ticket) -> bool:
     queue.put(ticket.id, None, ticket.arrival)
     row = records.lanes.get(lane)
     if row is None:
-        meta = meta_of(records)
-        rest = records.rest[f"{ticket.tier}"]
-        tag = max(meta.turns[ticket.tier], rest.get(lane) or 0.0)
+        state = line_state(records)
+        rest = records.resting_lanes[f"{ticket.tier}"]
+        tag = max(state.turns[ticket.tier], rest.get(lane) or 0.0)
         rest.delete(lane)
         # Of lanes that come at the same turn, the first to come goes first.
-        records.line["meta"] = meta._replace(turns=_turned(meta.turns, ticket.tier, 0.0, INSTANT))
+        records.line_state["meta"] = state._replace(turns=_turned(state.turns, ticket.tier, 0.0, INSTANT))
         _make_ready(records, lane, tag)
         return False
     if row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
@@ -329,7 +329,7 @@ def _leave(records: Records, ticket: Ticket) -> None:
         _close(records, lane, ticket, row[0], row[1])
     elif was_first and row[1]:
         _unpark(records, lane, row)
-    due = records.due
+    due = records.looks_due
     if row[1] and due.get(row[1]) is not None:
         due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
 
@@ -347,7 +347,7 @@ def _advance(records: Records, lane: str, ticket: Ticket, turns: tuple[float, ..
         _close(records, lane, ticket, tag + weight, "")
     else:
         _make_ready(records, lane, tag + weight)
-    rest = records.rest[f"{tier}"]
+    rest = records.resting_lanes[f"{tier}"]
     while rest and (first := rest.first()) is not None and first[0] <= turns[tier]:
         rest.delete(first[1])
     return turns
@@ -361,7 +361,7 @@ def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str)
     records.lanes.delete(lane)
     records.drop("lane", lane)
     # Who comes back soon goes on where it was: leaving and coming again is no way to the front.
-    records.rest[f"{ticket.tier}"].put(lane, tag, tag)
+    records.resting_lanes[f"{ticket.tier}"].put(lane, tag, tag)
 
 
 def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
@@ -370,7 +370,7 @@ def _drop_from(records: Records, kind: str, name: str, lane: str) -> None:
     if not space:
         records.drop(kind, name)
         if kind == "parked":
-            records.due.delete(name)
+            records.looks_due.delete(name)
 
 
 def _make_ready(records: Records, lane: str, tag: float) -> None:
@@ -399,7 +399,7 @@ def _park(records: Records, lane: str, member: str, until: int) -> None:
     lanes[lane] = (tag, member)
     parked = records.parked[member]
     parked.put(lane, None, _order(lane, tag))
-    due = records.due
+    due = records.looks_due
     # The first is waited for; whoever is behind it looks when that one has gone.
     if due.get(member) is None or parked.first()[1] == lane:  # type: ignore[index]
         due.put(member, 1, until)
@@ -414,7 +414,7 @@ def freed(records: Records, now: int, steps: Steps) -> None:
     """Something came back on these limits: whoever is parked at one of them may look again."""
     for step in steps:
         # Every member at which somebody is parked is due at some time.
-        if step[7] and (due := records.due).get(step[1]) is not None:
+        if step[7] and (due := records.looks_due).get(step[1]) is not None:
             due.put(step[1], 1, now)
 
 
@@ -424,13 +424,13 @@ def is_certain(records: Records, now: int, plan: Plan, call_ends: int) -> bool:
     What was held is charged instead. On rates that all share, that never lets anybody go sooner than was reckoned with
     the hold; and whoever keeps the timer looks before the call would have run out.
     """
-    return not plan.lease and not plan.lane and now < meta_of(records).timer_at < call_ends
+    return not plan.lease and not plan.lane and now < line_state(records).timer_at < call_ends
 
 
 def is_early(records: Records, now: int, plan: Plan) -> bool:
     """Whether a confirmation changes nobody's turn yet: what it gives back comes free `per` from now at the soonest, and
     whoever keeps the timer looks before that."""
-    return not plan.lane and now < meta_of(records).timer_at <= now + plan.model.soonest
+    return not plan.lane and now < line_state(records).timer_at <= now + plan.model.soonest
 
 
 # --- serving ----------------------------------------------------------------------------------------------------
@@ -446,21 +446,21 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
         _give_back(records, now, first[1])
     sessions = records.sessions
     while (first := sessions.first()) is not None and first[0] <= now:
-        for _, id in list(records.of[first[1]].scan()):
+        for _, id in list(records.session_tickets[first[1]].scan()):
             remove(records, now, _ticket(records, id))
         sessions.delete(first[1])
-    meta = meta_of(records)
-    if meta.tiers > 1:
-        young = records.young
+    state = line_state(records)
+    if state.tiers > 1:
+        young = records.patience
         while (first := young.first()) is not None and first[0] <= now:
             _promote(records, first[1])
-        meta = meta_of(records)
+        state = line_state(records)
     paused, _, overrides, _, _ = records.head[2] or QUIET
     if paused > now:
         waits = [(paused, "", _any_waiting(records))]
-        _keep_timer(records, now, meta, meta.turns, waits, (), ("calls", "sessions", "young"))
+        _keep_timer(records, now, state, state.turns, waits, (), ("calls", "sessions", "young"))
         return None
-    taken = _call_all(records, now, meta, overrides, asker)
+    taken = _call_all(records, now, state, overrides, asker)
     if taken is not None:
         _count(records, len(records.tickets))
     return taken
@@ -493,7 +493,7 @@ def take_back(records: Records, now: int) -> None:
 
 def _promote(records: Records, id: str) -> None:
     ticket = _ticket(records, id)
-    records.young.delete(id)
+    records.patience.delete(id)
     if ticket.called or ticket.hidden:
         records.tickets[id] = ticket._replace(tier=0)
         return
@@ -501,14 +501,14 @@ def _promote(records: Records, id: str) -> None:
     _enter(records, ticket._replace(tier=0))
 
 
-def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Asker | None) -> Any:
+def _call_all(records: Records, now: int, state: LineState, overrides: int, asker: Asker | None) -> Any:
     own = "" if asker is None else asker.id
     taken = None
-    due, ready = records.due, records.ready
+    due, ready = records.looks_due, records.ready
     blocked: list[tuple[int, int]] = []
     waits: list[tuple[int, str, Ticket | None]] = []
     looked: dict[str, str] = {}
-    tiers, turns = meta.tiers, meta.turns
+    tiers, turns = state.tiers, state.turns
     # Mostly no lane is parked, and none will be.
     parked = bool(due)
     tier = 0
@@ -530,10 +530,10 @@ def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Ask
             steps = plan.current(records)
             if plan.too_large(steps) is not None:
                 # An override has made it impossible. Its waiter asks again, and is told so.
-                records.line["meta"] = meta._replace(turns=turns)
+                records.line_state["meta"] = state._replace(turns=turns)
                 remove(records, now, ticket)
-                meta = meta_of(records)
-                turns = meta.turns
+                state = line_state(records)
+                turns = state.turns
                 records.wakes.append(Wake(ticket.session, ticket.id))
                 continue
         member = None
@@ -569,7 +569,7 @@ def _call_all(records: Records, now: int, meta: Meta, overrides: int, asker: Ask
         head = _ticket(records, records.lane[lane].first()[1])  # type: ignore[index]
         waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
     clocks = CLOCKS if parked or tiers > 1 else ("calls", "sessions")
-    _keep_timer(records, now, meta, turns, waits, tuple(blocked), clocks)
+    _keep_timer(records, now, state, turns, waits, tuple(blocked), clocks)
     return taken
 
 
@@ -625,7 +625,7 @@ def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozense
     sessions = records.sessions
     for _, session in sessions.scan():
         if session not in but_not and sessions.get(session) == 0:
-            for _, id in records.of[session].scan():
+            for _, id in records.session_tickets[session].scan():
                 ticket = _ticket(records, id)
                 if not ticket.called and not ticket.hidden:
                     return ticket
@@ -635,7 +635,7 @@ def _any_waiting(records: Records, but_not: set[str] | frozenset[str] = frozense
 def _keep_timer(
     records: Records,
     now: int,
-    meta: Meta,
+    state: LineState,
     turns: tuple[float, ...],
     waits: list[tuple[int, str, Ticket | None]],
     blocked: tuple[tuple[int, int], ...],
@@ -643,7 +643,7 @@ def _keep_timer(
 ) -> None:
     """The first in order keeps the timer: for its own moment, and for all that happens by itself before."""
     kinds = records.kinds
-    arrivals, tiers, was, was_at, _, _, _, _ = meta
+    arrivals, tiers, was, was_at, _, _, _, _ = state
     holder, limit, at, free_at = None, "", NEVER, now
     if waits:
         free_at, limit, holder = waits[0]
@@ -659,4 +659,4 @@ def _keep_timer(
         timer = holder.id
         if timer != was or at < was_at:
             records.wakes.append(Wake(holder.session, timer, max(0, at - now)))
-    records.line["meta"] = _new(Meta, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))
+    records.line_state["meta"] = _new(LineState, (arrivals, tiers, timer, at, blocked, turns, limit, free_at))

@@ -82,15 +82,15 @@ if TYPE_CHECKING:
         @property
         def calls(self) -> Space: ...
         @property
-        def due(self) -> Space: ...
+        def looks_due(self) -> Space: ...
         @property
         def lane(self) -> Spaces: ...
         @property
         def lanes(self) -> Space: ...
         @property
-        def line(self) -> Space: ...
+        def line_state(self) -> Space: ...
         @property
-        def of(self) -> Spaces: ...
+        def session_tickets(self) -> Spaces: ...
         @property
         def parked(self) -> Spaces: ...
         @property
@@ -98,13 +98,13 @@ if TYPE_CHECKING:
         @property
         def ready(self) -> Spaces: ...
         @property
-        def rest(self) -> Spaces: ...
+        def resting_lanes(self) -> Spaces: ...
         @property
         def sessions(self) -> Space: ...
         @property
         def tickets(self) -> Space: ...
         @property
-        def young(self) -> Space: ...
+        def patience(self) -> Space: ...
 
         #: All spaces but the states by kind and name, made where they are not there.
         @property
@@ -137,8 +137,27 @@ ALONE = (
 )
 NAMED = ("lane", "leases", "of", "parked", "promised", "ready", "rest", "windows")
 
-#: Those that records have as attributes: eight that are alone, and all that have names.
-BY_NAME = ("calls", "due", "lanes", "line", "policies", "sessions", "tickets", "young", *NAMED)
+#: The spaces that records have as attributes → the kind under which each is stored: those alone, and those with names.
+ALONE_ATTRIBUTES = {
+    "calls": "calls",
+    "lanes": "lanes",
+    "line_state": "line",
+    "looks_due": "due",
+    "patience": "young",
+    "policies": "policies",
+    "sessions": "sessions",
+    "tickets": "tickets",
+}
+NAMED_ATTRIBUTES = {
+    "lane": "lane",
+    "leases": "leases",
+    "parked": "parked",
+    "promised": "promised",
+    "ready": "ready",
+    "resting_lanes": "rest",
+    "session_tickets": "of",
+    "windows": "windows",
+}
 
 
 def busy(records: Records) -> Busy:
@@ -352,14 +371,33 @@ class ByKind:
     """Spaces by the name of their kind, for records that make them when they are asked for."""
 
     __slots__ = ()
-    calls, due, lanes, line, policies, sessions, tickets, young = map(_alone, BY_NAME[:8])
-    lane, leases, of, parked, promised, ready, rest, windows = map(_named, BY_NAME[8:])
+    calls, lanes, line_state, looks_due, patience, policies, sessions, tickets = map(_alone, ALONE_ATTRIBUTES.values())
+    lane, leases, parked, promised, ready, resting_lanes, session_tickets, windows = map(
+        _named, NAMED_ATTRIBUTES.values()
+    )
 
 
 class DictRecords:
     """The state of one gate in memory."""
 
-    __slots__ = (*BY_NAME, "gate", "head", "kinds", "seen", "states", "wakes")
+    __slots__ = (*ALONE_ATTRIBUTES, *NAMED_ATTRIBUTES, "gate", "head", "kinds", "seen", "states", "wakes")
+
+    calls: DictSpace
+    lanes: DictSpace
+    line_state: DictSpace
+    looks_due: DictSpace
+    patience: DictSpace
+    policies: DictSpace
+    sessions: DictSpace
+    tickets: DictSpace
+    lane: dict[str, DictSpace]
+    leases: dict[str, DictSpace]
+    parked: dict[str, DictSpace]
+    promised: dict[str, DictSpace]
+    ready: dict[str, DictSpace]
+    resting_lanes: dict[str, DictSpace]
+    session_tickets: dict[str, DictSpace]
+    windows: dict[str, DictSpace]
 
     def __init__(self, gate: str = "") -> None:
         self.gate = gate
@@ -370,10 +408,10 @@ class DictRecords:
         self.kinds: dict[str, dict[str, DictSpace]] = {kind: {"": DictSpace()} for kind in ALONE}
         self.kinds.update((kind, _Spaces()) for kind in NAMED)
         # Spaces as attributes: to look them up in two dicts takes longer than most of what is done with them.
-        alone, named = ([self.kinds[kind] for kind in kinds] for kinds in (BY_NAME[:8], BY_NAME[8:]))
-        self.calls, self.due, self.lanes, self.line = (spaces[""] for spaces in alone[:4])
-        self.policies, self.sessions, self.tickets, self.young = (spaces[""] for spaces in alone[4:])
-        self.lane, self.leases, self.of, self.parked, self.promised, self.ready, self.rest, self.windows = named
+        for attribute, kind in ALONE_ATTRIBUTES.items():
+            setattr(self, attribute, self.kinds[kind][""])
+        for attribute, kind in NAMED_ATTRIBUTES.items():
+            setattr(self, attribute, self.kinds[kind])
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]

@@ -111,18 +111,18 @@ class Admit(Command):
                 return self._again(now, known)
         heeded = records.head[2]
         if heeded is not None and heeded[3]:
-            meta = line.meta_of(records)
+            state = line.line_state(records)
             ticket = line.find(records, self.id) if self.id else None
             heard = False
             if ticket is not None:
                 if self.waits and ticket.session != self.session:
                     ticket = line.adopt(records, ticket, self.session)
                 heard = line.hear(records, now, ticket.session, ticket)
-            if heard or now >= meta.timer_at:
+            if heard or now >= state.timer_at:
                 taken: Grant | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
                 if taken is not None:
                     return taken
-                meta = line.meta_of(records)
+                state = line.line_state(records)
                 ticket = line.find(records, self.id) if self.id else None
             if ticket is not None:
                 return self._ticket(records, now, ticket)
@@ -135,9 +135,9 @@ class Admit(Command):
         last: Step | None = None
         if paused > now:
             at = paused
-        elif tickets and line.is_behind(records, plan, meta):
+        elif tickets and line.is_behind(records, plan, state):
             if not self.waits:
-                return self._in_line(meta, now, tickets + 1, paused)
+                return self._in_line(state, now, tickets + 1, paused)
         else:
             at, last = earliest_now(records, now, steps)
             if at <= now:
@@ -152,7 +152,7 @@ class Admit(Command):
             ticket = line.find(records, self.id)
             assert ticket is not None
             return self._ticket(records, now, ticket)
-        return self._in_line(meta, now, tickets + 1, paused)
+        return self._in_line(state, now, tickets + 1, paused)
 
     def _goes_by(self, records: Records, ticket: line.Ticket | None) -> bool:
         """Whether it asks for what its ticket does, with the limits that the line goes by."""
@@ -200,15 +200,15 @@ class Admit(Command):
                 line.serve(records, now)
             self._drop_own_wakes(records)
             return grant
-        meta = line.meta_of(records)
-        if meta.timer == self.id:
+        state = line.line_state(records)
+        if state.timer == self.id:
             self._drop_own_wakes(records)
         paused, _, _, tickets, _ = busy(records)
         place = ticket.place
-        return self._in_line(meta, now, place if place < tickets else tickets, paused)
+        return self._in_line(state, now, place if place < tickets else tickets, paused)
 
-    def _in_line(self, meta: line.Meta, now: int, place: int, paused: int) -> Wait:
-        _, _, timer, timer_at, _, _, limit, free_at = meta
+    def _in_line(self, state: line.LineState, now: int, place: int, paused: int) -> Wait:
+        _, _, timer, timer_at, _, _, limit, free_at = state
         return Wait(
             free_at if free_at > now else now + 1,
             limit or None,

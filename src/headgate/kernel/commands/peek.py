@@ -65,8 +65,8 @@ class Peek(Command):
                 assert step is not None
                 decision = Wait(at, step[4], tickets + 1, now=now)
                 blocking = step[1]
-            elif tickets and line.is_behind(records, plan, meta := line.meta_of(records)):
-                decision = Wait(max(now + 1, meta.free_at), meta.limit or None, tickets + 1, now=now, reason="line")
+            elif tickets and line.is_behind(records, plan, state := line.line_state(records)):
+                decision = Wait(max(now + 1, state.free_at), state.limit or None, tickets + 1, now=now, reason="line")
         else:
             limits = self._limits(records, now)
         leases = self._leases(records, now, blocking) if self.leases else ()

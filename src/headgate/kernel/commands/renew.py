@@ -51,15 +51,15 @@ class Renew(Command):
         if (
             self.tickets
             and waiting
-            and (line.hear(records, now, self.session) or now >= line.meta_of(records).timer_at)
+            and (line.hear(records, now, self.session) or now >= line.line_state(records).timer_at)
         ):
             line.serve(records, now)
         if self.tickets:
             line.look_up(records, self.tickets, called, unknown)
-        meta = line.meta_of(records)
+        state = line.line_state(records)
         gone = tuple([id for id, until in expires.items() if not until]) if expires else ()
         sessions = len(records.sessions) if self.tickets else 0
-        return Pulse(now, expires, gone, tuple(called), tuple(unknown), meta.timer, meta.timer_at, sessions)
+        return Pulse(now, expires, gone, tuple(called), tuple(unknown), state.timer, state.timer_at, sessions)
 
     def _renew(
         self, records: Records, now: int, lost: int, plan: Plan, id: str, at: int, length: int, fence: int,

@@ -8,7 +8,7 @@ read the item before cannot write over the heartbeat: the next write of the stat
 from __future__ import annotations
 
 from ...kernel.commands import Renew
-from ...kernel.line import SESSION, meta_of
+from ...kernel.line import SESSION, line_state
 from .clock import FAR_AHEAD
 
 TYPE_CHECKING = False
@@ -47,4 +47,4 @@ def take_in(records: DynamoRecords, heartbeats: dict[str, int], now: int) -> Non
 
 def is_enough(records: DynamoRecords, now: int, session: str) -> bool:
     """Whether the heartbeat alone does what its command has to do: the session is awake, and the line has nothing due."""
-    return records.space("sessions").get(session) == 0 and now < meta_of(records).timer_at
+    return records.space("sessions").get(session) == 0 and now < line_state(records).timer_at

@@ -13,7 +13,7 @@ import time
 from itertools import islice
 
 from ...errors import HeadgateError
-from ...kernel.line import CALLED, HIDDEN, MISSED, find, meta_of
+from ...kernel.line import CALLED, HIDDEN, MISSED, find, line_state
 from ...kernel.model import NEVER, SECOND
 from ...kernel.plan import recall
 from ...kernel.records import busy
@@ -102,9 +102,9 @@ class Polling:
                 together = min(cost * (ahead + 1), max(cost, value // cost * cost))
                 then = limit.earliest(records, now, member, together, value, now)
                 at = max(at, then if then < NEVER else now)
-        meta = meta_of(records)
-        if meta.timer_at < NEVER and meta.timer != mine.id:
-            at = max(at, min(meta.timer_at, now + round(FURTHEST * SECOND)))
+        state = line_state(records)
+        if state.timer_at < NEVER and state.timer != mine.id:
+            at = max(at, min(state.timer_at, now + round(FURTHEST * SECOND)))
         return (at - now) / SECOND
 
     def _slot_free_in(self, records: DynamoRecords, member: str, value: float, now: int, place: int) -> float:
@@ -143,7 +143,7 @@ class Polling:
     def _poll(self, gate: str) -> None:
         records = self._store.read_gate(gate)
         first = self.notice(gate, records)
-        if first and meta_of(records).timer_at + OVERDUE * SECOND < self._store.approximate_time():
+        if first and line_state(records).timer_at + OVERDUE * SECOND < self._store.approximate_time():
             self._store.wake_ticket(first, 0)
 
     def notice(self, gate: str, records: DynamoRecords) -> str:

@@ -44,14 +44,14 @@ function changes.n(now, head)
   end
   local line = line_module()
   if #tickets > 0 and records.head.tickets > 0
-    and (line.hear(now, session) or now >= line.meta_of().timer_at) then
+    and (line.hear(now, session) or now >= line.line_state().timer_at) then
     line.serve(now)
   end
   if #tickets > 0 then
     space('tickets'):prefetch(tickets)
     line.look_up(tickets, called, unknown)
   end
-  local timer, timer_at = line.meta_of().timer, line.meta_of().timer_at
+  local timer, timer_at = line.line_state().timer, line.line_state().timer_at
   local sessions = #tickets > 0 and space('sessions'):len() or 0
   return {'P', now, expires, called, unknown, timer, timer_at, sessions}
 end
@@ -136,9 +136,9 @@ function changes.p(now, wanted)
       decision = wait_of(at, step.base, head.tickets + 1, nil, now)
       blocking = step.member
     elseif head.tickets > 0 and line_module().is_behind(plan) then
-      local meta = line_module().meta_of()
+      local state = line_module().line_state()
       decision =
-        wait_of(max(now + 1, meta.free_at), meta.limit ~= '' and meta.limit, head.tickets + 1, nil, now, 'line')
+        wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, head.tickets + 1, nil, now, 'line')
     end
   else
     local plan = recall(wanted[5])

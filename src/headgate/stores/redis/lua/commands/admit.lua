@@ -43,13 +43,13 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
     drop_own_wakes(id)
     return reply
   end
-  local meta, head = line.meta_of(), records.head
+  local state, head = line.line_state(), records.head
   local check_at = false
-  if meta.timer == id then
-    check_at = meta.timer_at
+  if state.timer == id then
+    check_at = state.timer_at
     drop_own_wakes(id)
   end
-  return wait_of(max(now + 1, meta.free_at), meta.limit ~= '' and meta.limit, min(ticket.place, head.tickets), check_at,
+  return wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, min(ticket.place, head.tickets), check_at,
     now, head.paused > now and 'paused' or '')
 end
 
@@ -112,7 +112,7 @@ function admit(now, ask, plan, id, holder)
     local line = line_module()
     if ticket and ask.waits and ticket.session ~= ask.session then line.adopt(ticket, ask.session) end
     local heard = ticket and line.hear(now, ticket.session, id)
-    if heard or now >= line.meta_of().timer_at then
+    if heard or now >= line.line_state().timer_at then
       -- Its turn may come while it is here: where it asks for what its ticket does, with the limits that the line goes by.
       local asker = ticket and head.lost == 0 and same_plan(ticket.ref, plan.ref) and asker_of(now, ask, plan, id, holder)
       line.serve(now, asker)
@@ -129,9 +129,9 @@ function admit(now, ask, plan, id, holder)
   if head.paused > now then
     at = head.paused
   elseif head.tickets > 0 and line_module().is_behind(plan) then
-    local meta = line_module().meta_of()
-    at = max(now + 1, meta.free_at)
-    if not ask.waits then return wait_of(at, meta.limit ~= '' and meta.limit, head.tickets + 1, nil, now) end
+    local state = line_module().line_state()
+    at = max(now + 1, state.free_at)
+    if not ask.waits then return wait_of(at, state.limit ~= '' and state.limit, head.tickets + 1, nil, now) end
   else
     at, last = earliest_now(now, steps)
     if at <= now then return grant(now, ask, plan, steps, now, id, holder) end

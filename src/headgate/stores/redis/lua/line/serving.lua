@@ -69,7 +69,7 @@ end
 local PLAIN = '0.0.'
 
 local function _next_lane(tier, tiers, blocked)
-  if meta_of().plain then return not blocked[1] and space('lanes'):get(PLAIN) and PLAIN or nil end
+  if line_state().plain then return not blocked[1] and space('lanes'):get(PLAIN) and PLAIN or nil end
   local lowest, highest = tier, tier
   if tier == 0 then highest = tiers - 1 end
   local behind, best = NEVER, nil
@@ -133,10 +133,10 @@ local CLOCKS_OF_PLAIN = {'calls', 'sessions'}
 
 -- The first in order keeps the timer: for its own moment, and for all that happens by itself before.
 local function _keep_timer(now, waits, blocked, clocks)
-  local meta = meta_of()
+  local state = line_state()
   local at = NEVER
   for _, wait in ipairs(waits) do at = min(at, wait[1]) end
-  for _, kind in ipairs(meta.plain and CLOCKS_OF_PLAIN or clocks) do at = min(at, (space(kind):first()) or NEVER) end
+  for _, kind in ipairs(state.plain and CLOCKS_OF_PLAIN or clocks) do at = min(at, (space(kind):first()) or NEVER) end
   local first = waits[1]
   local holder = first and first[3]
   if holder then
@@ -147,22 +147,22 @@ local function _keep_timer(now, waits, blocked, clocks)
     end
   end
   local timer = holder and holder.id or ''
-  if holder and (timer ~= meta.timer or at < meta.timer_at) then
+  if holder and (timer ~= state.timer or at < state.timer_at) then
     records.wakes[#records.wakes + 1] = {holder.session, holder.id, max(0, at - now)}
   end
-  meta.timer, meta.timer_at, meta.blocked = timer, at, blocked
+  state.timer, state.timer_at, state.blocked = timer, at, blocked
   if first then
-    meta.limit, meta.free_at = first[2], first[1]
+    state.limit, state.free_at = first[2], first[1]
   else
-    meta.limit, meta.free_at = '', now
+    state.limit, state.free_at = '', now
   end
-  meta_changed = true
+  state_changed = true
 end
 
 local function _call_all(now, asker)
   local due = space('due')
   local blocked, waits, looked = {}, {}, {}
-  local tiers, plain, overridden = meta_of().tiers, meta_of().plain, records.head.overrides > 0
+  local tiers, plain, overridden = line_state().tiers, line_state().plain, records.head.overrides > 0
   local tier = 0
   while tier < tiers do
     local back = plain and NEVER or _look_again(now, due, looked)
@@ -264,7 +264,7 @@ function line.serve(now, asker)
     sessions:delete(first)
     score, first = sessions:first()
   end
-  if not meta_of().plain then
+  if not line_state().plain then
     local young = space('young')
     score, first = young:first()
     while score and score <= now do

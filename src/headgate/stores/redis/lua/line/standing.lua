@@ -4,20 +4,20 @@
 function line.stand(now, plan, id, session, holder, lease, remembered)
   local known = space('sessions'):get(session) ~= nil
   local woke = hear(now, session)
-  local meta = meta_of()
-  local timer_at, turns = meta.timer_at, meta.turns
+  local state = line_state()
+  local timer_at, turns = state.timer_at, state.turns
   local rank = plan.rank
-  local arrival = meta.arrivals
+  local arrival = state.arrivals
   local ticket = {
     id = id, session = session, ref = plan.ref, lane = plan.lane, rank = rank, tier = rank, since = now,
     arrival = arrival, place = space('tickets'):len() + 1, weight = plan.weight, holder = holder or false,
     lease = lease, remembered = remembered, called = 0, hidden = 0,
   }
-  meta.arrivals = arrival + 1
-  meta.tiers = max(meta.tiers, rank + 1)
-  for tier = #turns + 1, meta.tiers do turns[tier] = 0 end
-  if rank > 0 or plan.lane ~= '' then meta.plain = false end
-  meta_changed = true
+  state.arrivals = arrival + 1
+  state.tiers = max(state.tiers, rank + 1)
+  for tier = #turns + 1, state.tiers do turns[tier] = 0 end
+  if rank > 0 or plan.lane ~= '' then state.plain = false end
+  state_changed = true
   space('of', session):put(id, false, arrival)
   if rank > 0 then space('young'):put(id, false, now + plan.policy.patience) end
   local behind = _enter(ticket)
@@ -73,10 +73,10 @@ function _count()
   amend({tickets = tickets})
   if tickets == 0 then
     -- No ticket waits: whose turn it would have been says nothing any more.
-    for tier = 0, meta_of().tiers - 1 do drop('rest', tostring(tier)) end
+    for tier = 0, line_state().tiers - 1 do drop('rest', tostring(tier)) end
     drop('line', '')
     drop('calls')
-    meta, meta_changed = false, false
+    state, state_changed = false, false
   end
 end
 
@@ -89,7 +89,7 @@ function _enter(ticket)
   local row = space('lanes'):get(lane)
   if not row then
     local rest = space('rest', tostring(ticket.tier))
-    local tag = max(meta_of().turns[ticket.tier + 1], rest:get(lane) or 0)
+    local tag = max(line_state().turns[ticket.tier + 1], rest:get(lane) or 0)
     rest:delete(lane)
     -- Of lanes that get ready at the same turn, the first to come goes first.
     _turn(ticket.tier, 0, INSTANT)
@@ -109,9 +109,9 @@ end
 
 -- Advance the virtual time of a tier: to `least` at least, and by so much more. Returns it.
 function _turn(tier, least, by)
-  local turns = meta_of().turns
+  local turns = line_state().turns
   turns[tier + 1] = max(turns[tier + 1], least) + by
-  meta_changed = true
+  state_changed = true
   return turns[tier + 1]
 end
 
@@ -147,7 +147,7 @@ local function _advance(lane, ticket)
   else
     _make_ready(lane, tag + ticket.weight)
   end
-  if meta_of().plain then return end -- there is no other lane, and of this one nothing is left there
+  if line_state().plain then return end -- there is no other lane, and of this one nothing is left there
   local rest = space('rest', tostring(ticket.tier))
   local score, first = rest:first()
   while score and score <= turn do
@@ -159,13 +159,13 @@ end
 function _close(lane, ticket, tag, parked, turn)
   if parked ~= '' then
     _drop_from('parked', parked, lane)
-  elseif meta_of().plain then
+  elseif line_state().plain then
     drop('ready', _class_of(lane)) -- there is no other lane
   else
     _drop_from('ready', ticket.tier .. '.' .. ticket.rank, lane)
   end
   local lanes = space('lanes')
-  if meta_of().plain then lanes.count = lanes.count or 1 else lanes:len() end -- as in `_forget`
+  if line_state().plain then lanes.count = lanes.count or 1 else lanes:len() end -- as in `_forget`
   lanes:delete(lane)
   drop('lane', lane)
   -- A lane that comes back soon goes on where it was: leaving and coming again is no way to the front.
@@ -218,13 +218,13 @@ line.freed = freed
 
 -- Whether taking a call changes no turn, so that the line need not be served.
 function line.is_certain(now, plan, call_ends)
-  local timer_at = meta_of().timer_at
+  local timer_at = line_state().timer_at
   return plan.lease == 0 and plan.lane == '' and now < timer_at and timer_at < call_ends
 end
 
 -- Whether a confirmation changes no turn yet: what it gives back comes free `per` from now at the soonest, and the ticket
 -- that keeps the timer has the line served before that.
 function line.is_early(now, plan)
-  local timer_at = meta_of().timer_at
+  local timer_at = line_state().timer_at
   return plan.lane == '' and now < timer_at and timer_at <= now + plan.soonest
 end

@@ -28,37 +28,37 @@ local _enter, _leave, _forget, _make_ready, _unpark, _drop_from, _close, _turn, 
 -- `plain` while no ticket has a class or a key, so that no ticket is `young` and no lane is parked until something is
 -- `due`.
 
-local meta, meta_changed = false, false
+local state, state_changed = false, false
 
 -- A call begins.
 function line.begin()
-  meta, meta_changed = false, false
+  state, state_changed = false, false
 end
 
--- One get and one write for a whole batch: `finish` is called when the batch is done. A change sets `meta_changed`.
-local function meta_of()
-  if not meta then
+-- One get and one write for a whole batch: `finish` is called when the batch is done. A change sets `state_changed`.
+local function line_state()
+  if not state then
     local found = space('line'):get('meta')
     if found then
-      meta = {
+      state = {
         arrivals = found[1], tiers = found[2], timer = found[3], timer_at = found[4], blocked = found[5],
         turns = found[6], limit = found[7], free_at = found[8], plain = found[9] or false,
       }
     else
-      meta = {arrivals = 0, tiers = 1, timer = '', timer_at = NEVER, blocked = {}, turns = {0}, limit = '', free_at = 0,
+      state = {arrivals = 0, tiers = 1, timer = '', timer_at = NEVER, blocked = {}, turns = {0}, limit = '', free_at = 0,
         plain = records.head.tickets == 0}
     end
   end
-  return meta
+  return state
 end
-line.meta_of = meta_of
+line.line_state = line_state
 
 function line.finish()
-  if meta_changed then
-    meta_changed = false
+  if state_changed then
+    state_changed = false
     space('line'):set('meta', {
-      meta.arrivals, meta.tiers, meta.timer, meta.timer_at, meta.blocked, meta.turns, meta.limit, meta.free_at,
-      meta.plain,
+      state.arrivals, state.tiers, state.timer, state.timer_at, state.blocked, state.turns, state.limit, state.free_at,
+      state.plain,
     })
   end
 end
@@ -114,7 +114,7 @@ end
 -- Whether a new ask would stand behind a ticket that waits.
 function line.is_behind(plan)
   local rank = plan.rank
-  for _, from in ipairs(meta_of().blocked) do
+  for _, from in ipairs(line_state().blocked) do
     if rank >= from[1] and rank >= from[2] then return true end
   end
   if space('lanes'):get(rank .. '.' .. rank .. '.' .. plan.lane) then return true end
