@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(
         "time-runs-back",
         "kernel/commands/base.py",
-        "_begin_otherwise(max(now, last), records)",
+        "_begin_otherwise(max(now, head.now), records)",
         "_begin_otherwise(now, records)",
         "time never goes back",
     ),
@@ -201,7 +201,7 @@ MUTANTS = [
         "line-charges-no-asker",
         "kernel/commands/admit.py",
         "        return self._grant(records, now, steps, now)\n\n    def _grant",
-        "        return Grant(now, 0, records.head[0], False, 0)\n\n    def _grant",
+        "        return Grant(now, 0, records.head.seq, False, 0)\n\n    def _grant",
         "whoever is called while it asks is charged",
     ),
     Mutant(

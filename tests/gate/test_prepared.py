@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Denied, Gate, Permit, Quota, Window
 from headgate.kernel.commands import Admit, Command, Stand
+from headgate.kernel.head import Head
 from headgate.kernel.records import DictSpace
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
@@ -98,8 +99,8 @@ class Two:
             assert short == long
             # The short way may leave a refusal without a number.
             ours, theirs = (store._records("g") for store in self.stores)
-            assert ours.head[2] == theirs.head[2]
-            theirs.head = ours.head
+            assert ours.head.heeded() == theirs.head.heeded()
+            theirs.head = Head(*ours.head.stored())
             return
         told = ("_at", "_expires", "_fence", "_worth")
         assert [getattr(short, name) for name in told] == [getattr(long, name) for name in told]
@@ -171,8 +172,8 @@ class Two:
     def picture(self, store: MemoryStore) -> dict[str, Any]:
         """All that is on record, in the words of both: ids by number, and no leases that have expired unseen."""
         records = store._records("g")
-        now = max(self.clock.now, records.head[1])
-        seen: dict[str, Any] = {"head": records.head, "states": rows(records.states)}
+        now = max(self.clock.now, records.head.now)
+        seen: dict[str, Any] = {"head": records.head.stored(), "states": rows(records.states)}
         for kind, spaces in records.kinds.items():
             for name, space in spaces.items():
                 there = rows(space)

@@ -223,7 +223,7 @@ class History:
             if ticket[13]:
                 for _, _, limit in self.oracle.limits(dict(ticket[2][3]), ticket[4]):
                     held[id(limit)] += 1
-        now = max(self.clock(), records.head[1])
+        now = max(self.clock(), records.head.now)
         for _, _, limit in [row for ticket in tickets for row in self.oracle.limits(dict(ticket[2][3]), ticket[4])]:
             assert limit.used(now) + held[id(limit)] <= room(limit), "more was called than there is room for"
         for ticket in tickets:

@@ -14,7 +14,6 @@ from headgate.kernel import line
 from headgate.kernel.commands import Command, Configure, Settle, Stand
 from headgate.kernel.model import SECOND, Grant, Refusal, Wait
 from headgate.kernel.plan import Policy
-from headgate.kernel.records import busy
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.support.generated import generated
@@ -45,10 +44,10 @@ class Served:
 
     def _serve_again(self, gate: str) -> None:
         records = self.store._gates[gate]
-        if not busy(records)[3] or records.head[1] >= line.line_state(records).timer_at:
+        if not records.head.tickets or records.head.now >= line.line_state(records).timer_at:
             return  # nobody waits, or whoever keeps the timer is about to look
         served = deepcopy(records)
-        now = served.head[1]
+        now = served.head.now
         before = [id for _, id in served.space("calls").scan()]
         line.serve(served, now)
         assert [id for _, id in served.space("calls").scan()] == before, "somebody could have gone"

@@ -132,6 +132,6 @@ def examples(store: str, count: int) -> Any:
 def forget(store: Any, gate: str) -> None:
     """The store in memory forgets a gate; the process remembers how far it had come."""
     records = store._gates[gate]
-    seen = records.head[0]
+    seen = records.head.seq
     records.__init__(gate)
     records.seen = seen

@@ -69,18 +69,20 @@ def _ask_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
         try:
             acquire()
             now = ticks() // 1000 + offset
-            seq, last, rest = records.head
-            if rest is not None or not seq & REAP_MASK:
+            head = records.head
+            seq = head.seq
+            if not head.quiet or not seq & REAP_MASK:
                 release()
                 return None
-            if now < last:
-                now = last
+            if now < head.now:
+                now = head.now
             at = take(records, now, rate)
             if at > 0:
                 release()
                 return Wait(at, name, 1, None, now)
             seq += 1
-            records.head = (seq, now, None)
+            head.seq = seq
+            head.now = now
             release()
         except BaseException:
             if owned():
@@ -117,14 +119,15 @@ def _ask_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
         try:
             acquire()
             now = ticks() // 1000 + offset
-            seq, last, rest = records.head
+            head = records.head
+            seq = head.seq
             states = records.states
             state = states.get(rate)
-            if rest is not None or not seq & REAP_MASK or state is None or state[0] != "bucket":
+            if not head.quiet or not seq & REAP_MASK or state is None or state[0] != "bucket":
                 release()
                 return None
-            if now < last:
-                now = last
+            if now < head.now:
+                now = head.now
             _, used, last, held, _, promised, floor = state
             elapsed = now - last
             if (used + held + cost - usable) * per_unit > elapsed or promised or elapsed < 0 or floor is not None:
@@ -136,7 +139,8 @@ def _ask_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
                 used -= elapsed / per_unit
                 states[rate] = ("bucket", used + cost if used > 0.0 else cost, now, held, drain, 0, None)
             seq += 1
-            records.head = (seq, now, None)
+            head.seq = seq
+            head.now = now
             release()
         except BaseException:
             if owned():
@@ -175,29 +179,25 @@ def _ask_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
         try:
             acquire()
             now = ticks() // 1000 + offset
-            seq, last, rest = records.head
+            head = records.head
+            seq = head.seq
             held = records.leases[slot]
             state = records.states.get(slot)
             # Occupancy is the number of leases. When in doubt whether one of them has expired, or whether this is the limit
             # that was here before, the limit itself decides.
-            if (
-                rest is not None
-                or not seq & REAP_MASK
-                or len(held) > most
-                or state is None
-                or state[0] != "concurrency"
-            ):
+            if not head.quiet or not seq & REAP_MASK or len(held) > most or state is None or state[0] != "concurrency":
                 release()
                 return None
-            if now < last:
-                now = last
+            if now < head.now:
+                now = head.now
             if take is not None:
                 at = take(records, now, rate)
                 if at > 0:
                     release()
                     return Wait(at, name, 1, None, now)
             seq += 1
-            records.head = (seq, now, None)
+            head.seq = seq
+            head.now = now
             expires = now + length
             id = f"{store.session}-{number()}{end}"
             held[id] = (plan.ref, now, seq, None)  # `held.put`, for one that is not there yet
@@ -236,17 +236,20 @@ def _prepare_finish(gate: BaseGate, here: Here, slot: str) -> Finish:
         try:
             acquire()
             now = ticks() // 1000 + offset
-            seq, last, rest = records.head
+            head = records.head
+            seq = head.seq
             held = records.leases[slot]
             scores = held.fresh
             if id not in scores:
                 scores = held.scores
             expires = scores.get(id, 0)
-            if rest is not None or not seq & REAP_MASK or expires <= now or expires <= last:
+            if not head.quiet or not seq & REAP_MASK or expires <= now or expires <= head.now:
                 release()
                 return False
             del held[id], scores[id]  # `held.delete`
-            records.head = (seq + 1, now if now > last else last, None)
+            head.seq = seq + 1
+            if now > head.now:
+                head.now = now
             # `Keeper.unwatch`, under the lock: a heartbeat that does not find the lease must not take it for lost.
             if keeper.young.pop(id, None) is None:
                 keeper.live.pop(id, None)

@@ -31,7 +31,6 @@ from operator import itemgetter
 
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
-from .records import QUIET, amend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -276,13 +275,12 @@ def _forget(records: Records, ticket: Ticket) -> None:
 
 def _count(records: Records, tickets: int) -> None:
     """So many stand in line, the head says from now on."""
-    seq, now, heeded = records.head
-    if tickets and heeded is not None:
-        paused, reason, overrides, _, lost = heeded
-        records.head = (seq, now, (paused, reason, overrides, tickets, lost))
+    head = records.head
+    if tickets:
+        head.tickets = tickets
+        head.quiet = False
     else:
-        amend(records, tickets=tickets)
-    if not tickets:
+        head.amend(tickets=0)
         # Nobody waits: whose turn it would have been says nothing any more.
         for kind in ("line", "rest"):
             for name in records.names(kind):
@@ -342,7 +340,7 @@ def _advance(records: Records, lane: str, ticket: Ticket, turns: tuple[float, ..
     tag = records.lanes.get(lane)[0]
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
-    turns = _turned(turns, tier, tag, weight / ((records.head[2] or QUIET)[3] or 1))
+    turns = _turned(turns, tier, tag, weight / (records.head.tickets or 1))
     if not queue:
         _close(records, lane, ticket, tag + weight, "")
     else:
@@ -455,12 +453,12 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
         while (first := young.first()) is not None and first[0] <= now:
             _promote(records, first[1])
         state = line_state(records)
-    paused, _, overrides, _, _ = records.head[2] or QUIET
-    if paused > now:
-        waits = [(paused, "", _any_waiting(records))]
+    head = records.head
+    if head.paused > now:
+        waits = [(head.paused, "", _any_waiting(records))]
         _keep_timer(records, now, state, state.turns, waits, (), ("calls", "sessions", "young"))
         return None
-    taken = _call_all(records, now, state, overrides, asker)
+    taken = _call_all(records, now, state, head.overrides, asker)
     if taken is not None:
         _count(records, len(records.tickets))
     return taken

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from .head import Head
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +25,6 @@ if TYPE_CHECKING:
     #: A space's member: a name, or a moment in microseconds (the slots of a window).
     Member = str | int
     Score = int | float
-
-    #: paused until, reason of the pause, number of overrides, of tickets, lost at
-    Busy = tuple[int, str, int, int, int]
-    #: sequence number, time of the last command, and what else there is to heed: mostly nothing
-    Head = tuple[int, int, Busy | None]
 
     class Space(Protocol):
         """Members with values; those that were put with a score are kept in order of it."""
@@ -66,6 +63,7 @@ if TYPE_CHECKING:
         """The state of one gate. What a command reads and writes, and all that it does."""
 
         gate: str
+        #: It stays the same object.
         head: Head
 
         #: One value per limit and key; and the spaces of those that need one, by the same member.
@@ -125,10 +123,6 @@ if TYPE_CHECKING:
             """The names of all spaces of a kind. Walks them: not for decisions."""
 
 
-FORMAT = 1
-QUIET: Busy = (0, "", 0, 0, 0)
-FRESH: Head = (0, 0, None)
-
 _CHUNK = 512
 
 #: The kinds that have one space each, under no name; and those with many.
@@ -158,32 +152,6 @@ NAMED_ATTRIBUTES = {
     "session_tickets": "of",
     "windows": "windows",
 }
-
-
-def busy(records: Records) -> Busy:
-    return records.head[2] or QUIET
-
-
-def amend(
-    records: Records,
-    *,
-    paused: int | None = None,
-    reason: str | None = None,
-    overrides: int | None = None,
-    tickets: int | None = None,
-    lost: int | None = None,
-) -> None:
-    """Change what the head says there is to heed."""
-    seq, now, _ = records.head
-    was = busy(records)
-    fresh = (
-        was[0] if paused is None else paused,
-        was[1] if reason is None else reason,
-        was[2] if overrides is None else overrides,
-        was[3] if tickets is None else tickets,
-        was[4] if lost is None else lost,
-    )
-    records.head = (seq, now, None if fresh == QUIET else fresh)
 
 
 class DictSpace(dict):  # type: ignore[type-arg]
@@ -401,7 +369,7 @@ class DictRecords:
 
     def __init__(self, gate: str = "") -> None:
         self.gate = gate
-        self.head: Head = FRESH
+        self.head = Head()
         self.seen = 0
         self.wakes: list[Wake] = []
         self.states = DictSpace()

@@ -140,11 +140,11 @@ class MemoryStore:
         """Another process was told this number. If the gate is behind it, this process has lost state by a restart."""
         with self._lock:
             records = self._records(gate)
-            lost = number > records.head[0]
+            lost = number > records.head.seq
             if lost:
                 records.seen = number
                 begin(self._clock(), records)
-            number = records.head[0]
+            number = records.head.seq
         if lost:
             self.on_loss(gate)
         return number

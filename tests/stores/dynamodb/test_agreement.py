@@ -82,7 +82,7 @@ class Pair:
 
     def lose(self, gate: str) -> None:
         records = self.core._records(gate)
-        seen = max(records.seen, records.head[0])
+        seen = max(records.seen, records.head.seq)
         forget(self.core, gate)
         records.seen = seen
         self._empty()

@@ -224,14 +224,14 @@ class Carried:
         carried, seen = decode(self._loop.run_until_complete(answer), commands)
         assert plain(carried) == plain(replies)
         assert [type(reply) for reply in carried] == [type(reply) for reply in replies]
-        assert seen == {gate: self.plain._gates[gate].head[0] for gate in seen}
+        assert seen == {gate: self.plain._gates[gate].head.seq for gate in seen}
         return replies
 
     def check(self) -> None:
         self._loop.close()
         assert self.told[0] == self.told[1]
-        assert {gate: records.head for gate, records in self.behind._gates.items()} == {
-            gate: records.head for gate, records in self.plain._gates.items()
+        assert {gate: records.head.stored() for gate, records in self.behind._gates.items()} == {
+            gate: records.head.stored() for gate, records in self.plain._gates.items()
         }
 
 

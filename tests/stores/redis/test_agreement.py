@@ -111,7 +111,7 @@ class Pair:
     def lose(self, gate: str) -> None:
         """A server that comes back without its data; the processes remember how far it had come."""
         records = self.core._records(gate)
-        seen = max(records.seen, records.head[0])
+        seen = max(records.seen, records.head.seq)
         forget(self.core, gate)
         records.seen = seen
         self.client.flushall()

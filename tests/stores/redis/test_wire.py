@@ -89,7 +89,7 @@ class Twins:
         assert len(set(known)) == len(known), "what was sent is not asked for again"
         self.core.wakes.clear()
         assert list(map(shown, answer.replies)) == list(map(shown, wanted))
-        assert answer.seq == self.core.head[0]
+        assert answer.seq == self.core.head.seq
         return answer.replies
 
     def one(self, now: int, command: Command, seen: int = 0) -> Any:
@@ -308,7 +308,7 @@ def test_lost_state_is_noticed_and_rates_come_back_in_proportion(twins: Any, cli
     )
     gate = twins(policy)
     gate.both(T, *asks(policy, 20))
-    seen = gate.core.head[0]
+    seen = gate.core.head.seq
     client.flushdb()
     gate.core = DictRecords("loss")
     answer = gate.ask_server(T, [Peek(policy)], seen)
@@ -318,7 +318,7 @@ def test_lost_state_is_noticed_and_rates_come_back_in_proportion(twins: Any, cli
     for step in range(1, 40):
         gate.both(T + SECOND + step * SECOND // 8, *asks(policy, 8, 100 * step), Peek(policy, leases=True), seen=seen)
     gate.both(T + 90 * SECOND, *asks(policy, 3, 9000))
-    assert gate.core.head[2] is None
+    assert gate.core.head.quiet
 
 
 def test_an_answer_says_whether_it_noticed_lost_state(twins: Any) -> None:

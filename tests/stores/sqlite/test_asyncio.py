@@ -46,7 +46,7 @@ def test_tasks_that_ask_at_the_same_moment_are_decided_together(store: SqliteSto
             replies = await asyncio.gather(*(store.aexecute([ask()]) for _ in range(64)))
         return [reply for [reply] in replies]
 
-    assert len({at for at, _, _, _ in asyncio.run(main())}) == 1
+    assert len({grant.at for grant in asyncio.run(main())}) == 1
 
 
 def test_a_task_that_is_cancelled_while_it_waits_has_decided_nothing(path: str, store: SqliteStore) -> None:

@@ -77,8 +77,8 @@ class Both:
     def in_memory(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for gate, records in self.memory._gates.items():
-            if records.head[0] or records.states:
-                found[gate] = plain(records.head)
+            if records.head.seq or records.states:
+                found[gate] = plain(records.head.stored())
             kinds = {"states": {"": records.states}, **records.kinds}
             for kind, spaces in kinds.items():
                 for name, space in spaces.items():
@@ -217,8 +217,8 @@ class Use(Command):
                 replies.append(len(space))
             else:
                 records.drop(*where)
-        seq, _, rest_of_head = records.head
-        records.head = (seq + 1, now, rest_of_head)
+        records.head.seq += 1
+        records.head.now = now
         return replies
 
 

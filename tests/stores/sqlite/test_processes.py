@@ -25,7 +25,7 @@ WORK = """
     number = 0
     while True:
         number += 1
-        at, _, fence, _ = store.decide(Admit(plan, f"{store.session}-{number}", None, plan.lease))
+        at, _, fence, _, _ = store.decide(Admit(plan, f"{store.session}-{number}", None, plan.lease))
         if number % 3:
             store.decide(Settle(plan, at, f"{store.session}-{number}", "ok", False))
         print(fence, flush=True)

@@ -31,8 +31,8 @@ def test_threads_that_wait_for_the_file_are_decided_in_one_transaction(path: str
     for thread in threads:
         thread.join()
     # One transaction has one time; and each has a number of its own.
-    assert len({at for at, _, _, _ in granted}) == 1
-    assert len({fence for _, _, fence, _ in granted}) == 8
+    assert len({grant.at for grant in granted}) == 1
+    assert len({grant.fence for grant in granted}) == 8
 
 
 def test_threads_together_get_no_more_than_the_limit(store: SqliteStore) -> None:
@@ -59,7 +59,7 @@ class Broken(Command):
         self.gate = "g"
 
     def apply(self, now: int, records: Any) -> Any:
-        records.head = (10**6, now, None)
+        records.head.seq = 10**6
         raise ZeroDivisionError("a bug")
 
 
@@ -163,7 +163,7 @@ def test_others_who_write_are_waited_for(path: str, store: SqliteStore) -> None:
     time.sleep(0.02)
     granted = [store.decide(ask()) for _ in range(3)]
     thread.join()
-    assert [fence for _, _, fence, _ in granted] == [2, 3, 4]
+    assert [grant.fence for grant in granted] == [2, 3, 4]
 
 
 def test_after_close_the_next_call_opens_the_file_again(store: SqliteStore) -> None:

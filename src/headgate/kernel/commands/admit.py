@@ -7,7 +7,6 @@ from .. import line
 from ..limits import NO_LEASE
 from ..model import NEVER, Grant, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
-from ..records import QUIET, busy
 from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
 
 TYPE_CHECKING = False
@@ -28,11 +27,12 @@ def admit(now: int, records: Records, plan: Plan, id: str, holder: str | None, l
     Decides at once where nothing but the limits matters: most gates, nearly always. The rest is `Admit._apply`, which is
     also where the rules are: this gives the same answer sooner. A refusal leaves nothing behind, not even its number.
     """
-    seq, last, rest = records.head
-    if rest is not None or not seq & REAP_MASK or not plan.plain or seq < records.seen:
+    head = records.head
+    seq = head.seq
+    if not head.quiet or not seq & REAP_MASK or not plan.plain or seq < records.seen:
         return Admit(plan, id, holder, lease)._apply(begin(now, records), records)
-    if now < last:
-        now = last
+    if now < head.now:
+        now = head.now
     slots = plan.slots
     if slots:
         # Occupancy is the number of leases. When in doubt whether one of them has expired, or whether this is the
@@ -57,7 +57,8 @@ def admit(now: int, records: Records, plan: Plan, id: str, holder: str | None, l
         if charges(records, now, member, cost, value, now, NO_LEASE):
             worth = True
     seq += 1
-    records.head = (seq, now, None)
+    head.seq = seq
+    head.now = now
     if not slots:
         return _new(Grant, (now, 0, seq, worth, 0))
     expires = now + lease
@@ -109,8 +110,8 @@ class Admit(Command):
                 records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
             elif known[5] != TAKEN_BACK:
                 return self._again(now, known)
-        heeded = records.head[2]
-        if heeded is not None and heeded[3]:
+        head = records.head
+        if head.tickets:
             state = line.line_state(records)
             ticket = line.find(records, self.id) if self.id else None
             heard = False
@@ -126,8 +127,8 @@ class Admit(Command):
                 ticket = line.find(records, self.id) if self.id else None
             if ticket is not None:
                 return self._ticket(records, now, ticket)
-        paused, _, overrides, tickets, lost = records.head[2] or QUIET
-        steps = steps_in_force(records, now, plan) if overrides or lost else plan.steps
+        paused, tickets = head.paused, head.tickets
+        steps = steps_in_force(records, now, plan) if head.overrides or head.lost else plan.steps
         if (step := plan.too_large(steps)) is not None:
             return Refusal(step[4], too_large(step, plan), now=now)
         if plan.policy.waiting == "promise":
@@ -156,7 +157,7 @@ class Admit(Command):
 
     def _goes_by(self, records: Records, ticket: line.Ticket | None) -> bool:
         """Whether it asks for what its ticket does, with the limits that the line goes by."""
-        if ticket is None or busy(records)[4]:
+        if ticket is None or records.head.lost:
             return False
         ref = self.plan.ref
         return ticket.ref is ref or (ticket.ref[0] == ref[0] and same(ticket.ref, ref))
@@ -168,7 +169,7 @@ class Admit(Command):
 
     def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Grant:
         expires = now + self.lease if self.lease else 0
-        seq = records.head[0]
+        seq = records.head.seq
         worth = charge(records, now, steps, at, (self.id, expires, (self.plan.ref, now, seq, self.holder)))
         if expires or self.remembered:
             remember(records, self.plan.policy)
@@ -196,16 +197,16 @@ class Admit(Command):
             # Taking a call: what was held goes, and the charge is stamped now.
             line.remove(records, now, ticket)
             grant = self._grant(records, now, steps_in_force(records, now, self.plan), now)
-            if busy(records)[3] and not line.is_certain(records, now, self.plan, ticket.called):
+            if records.head.tickets and not line.is_certain(records, now, self.plan, ticket.called):
                 line.serve(records, now)
             self._drop_own_wakes(records)
             return grant
         state = line.line_state(records)
         if state.timer == self.id:
             self._drop_own_wakes(records)
-        paused, _, _, tickets, _ = busy(records)
-        place = ticket.place
-        return self._in_line(state, now, place if place < tickets else tickets, paused)
+        head = records.head
+        place, tickets = ticket.place, head.tickets
+        return self._in_line(state, now, place if place < tickets else tickets, head.paused)
 
     def _in_line(self, state: line.LineState, now: int, place: int, paused: int) -> Wait:
         _, _, timer, timer_at, _, _, limit, free_at = state
@@ -225,12 +226,12 @@ class Admit(Command):
             wakes[:] = [wake for wake in wakes if wake.ticket != id]
 
     def _wait(self, records: Records, now: int, at: int, step: Step | None) -> Wait:
-        paused, _, _, tickets, _ = busy(records)
-        reason = "paused" if paused > now and step is None else ""
-        return Wait(at, step[4] if step else None, tickets + 1, now=now, reason=reason)
+        head = records.head
+        reason = "paused" if head.paused > now and step is None else ""
+        return Wait(at, step[4] if step else None, head.tickets + 1, now=now, reason=reason)
 
     def _promise(self, records: Records, now: int, steps: Steps) -> Grant | Refusal:
-        at, step = earliest(records, now, steps, max(now, busy(records)[0]))
+        at, step = earliest(records, now, steps, max(now, records.head.paused))
         if at - now > self.latest:
             return Refusal(step[4] if step else None, "its time would come too late", at, now)
         return self._grant(records, now, steps, at)._replace(now=now)
@@ -268,13 +269,13 @@ class Stand(Admit):
         self.fresh = False
 
     def apply(self, now: int, records: Records) -> Decision | Exception:
-        if records.head[2] is None and (grant := self._at_once(now, records)) is not None:
+        if records.head.quiet and (grant := self._at_once(now, records)) is not None:
             return grant
         return self._apply(begin(now, records), records)
 
     def _at_once(self, now: int, records: Records) -> Grant | None:
         """The grant where nothing but the limits matters, and all of them say now: the same records, sooner."""
-        seq = records.head[0]
+        seq = records.head.seq
         plan, id = self.plan, self.id
         if not seq & REAP_MASK or not plan.plain or seq < records.seen or not self.remembered:
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..limits import KINDS, RateLimit
 from ..model import SECOND, Ended
-from ..records import amend, busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,21 +45,25 @@ class Command:
 
 def begin(now: int, records: Records) -> int:
     """The store's time, never backwards; and state that was lost is noticed here."""
-    seq, last, rest = records.head
-    if now < last or seq < records.seen or not seq & REAP_MASK:
-        return _begin_otherwise(max(now, last), records)
-    records.head = (seq + 1, now, rest)
+    head = records.head
+    seq = head.seq
+    if now < head.now or seq < records.seen or not seq & REAP_MASK:
+        return _begin_otherwise(max(now, head.now), records)
+    head.seq = seq + 1
+    head.now = now
     return now
 
 
 def _begin_otherwise(now: int, records: Records) -> int:
-    seq, _, rest = records.head
+    head = records.head
+    seq = head.seq
+    head.now = now
     if seq < records.seen:
-        records.head = (records.seen + 1, now, rest)
+        head.seq = records.seen + 1
         records.drop("assumed")
-        amend(records, lost=now)
+        head.amend(lost=now)
     else:
-        records.head = (seq + 1, now, rest)
+        head.seq = seq + 1
     if not seq & REAP_MASK:
         _reap(now, records)
     return now
@@ -77,7 +80,7 @@ def _reap(now: int, records: Records) -> None:
         state = states.get(member)
         kind = KINDS[state[0]]
         until = kind.until(records, member, state)
-        if until <= now and busy(records)[2] and _is_overridden(records, member):
+        if until <= now and records.head.overrides and _is_overridden(records, member):
             until = kind.until_overridden(state, until)  # at the value in force it may run off far more slowly
         if until <= now and kind.held(state):
             until = now + SECOND  # a call holds some of it, which has no end of its own
@@ -109,12 +112,9 @@ def _is_overridden(records: Records, member: str) -> bool:
 
 def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
     """The plan's steps with the values in force, and lost state made up for."""
-    heeded = records.head[2]
-    if heeded is None:
-        return plan.steps
-    _, _, overrides, _, lost = heeded
-    steps = plan.current(records) if overrides else plan.steps
-    if lost:
+    head = records.head
+    steps = plan.current(records) if head.overrides else plan.steps
+    if lost := head.lost:
         assumed = records.space("assumed")
         over = now > lost + REMEMBER
         for step in steps:
@@ -126,7 +126,7 @@ def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
                 assumed[step[1]] = 1
         if over:
             records.drop("assumed")
-            amend(records, lost=0)
+            head.amend(lost=0)
     return steps
 
 
@@ -139,5 +139,5 @@ def too_large(step: Step, plan: Plan) -> str:
 
 def pause(records: Records, until: int, reason: str) -> None:
     """Pause at least until then; a pause that is already longer stays."""
-    if until > busy(records)[0]:
-        amend(records, paused=until, reason=reason)
+    if until > records.head.paused:
+        records.head.amend(paused=until, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .. import line
 from ..model import Ended
-from ..records import amend, busy
 from .base import SPACES, Command, begin, pause
 
 TYPE_CHECKING = False
@@ -29,7 +28,7 @@ class Configure(Command):
             overrides.delete(self.member)
         else:
             overrides.put(self.member, self.value, 0)
-        amend(records, overrides=len(overrides))
+        records.head.amend(overrides=len(overrides))
         _forget_hints(records)
         _look_everywhere(records, now)
         return Ended()
@@ -50,7 +49,7 @@ class Pause(Command):
         if self.length:
             pause(records, now + self.length, self.reason)
         else:
-            amend(records, paused=0, reason="")
+            records.head.amend(paused=0, reason="")
         _look_everywhere(records, now)
         return Ended()
 
@@ -76,7 +75,7 @@ class Reset(Command):
                     records.drop(kind, member)
                 records.states.delete(member)
         if self.limit is None:
-            amend(records, paused=0, reason="", lost=0)
+            records.head.amend(paused=0, reason="", lost=0)
             records.drop("permits")
             records.drop("assumed")
         _look_everywhere(records, now)
@@ -91,7 +90,7 @@ def _forget_hints(records: Records) -> None:
 
 
 def _look_everywhere(records: Records, now: int) -> None:
-    if busy(records)[3]:
+    if records.head.tickets:
         due = records.space("due")
         for _, member in list(due.scan()):
             due.put(member, 1, now)

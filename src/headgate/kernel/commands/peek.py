@@ -9,7 +9,6 @@ from itertools import islice
 from .. import line
 from ..model import Override, Refusal, Snapshot, Wait
 from ..plan import Plan, earliest
-from ..records import busy
 from .admit import earliest_now
 from .base import Command, too_large
 
@@ -42,9 +41,9 @@ class Peek(Command):
         self.waiters = waiters
 
     def apply(self, now: int, records: Records) -> Snapshot:
-        seq, last, _ = records.head
-        paused, reason, overrides, tickets, _ = busy(records)
-        now = max(now, last)
+        head = records.head
+        paused, overrides, tickets = head.paused, head.overrides, head.tickets
+        now = max(now, head.now)
         plan = self.plan
         decision: Any = None
         blocking: str | None = None
@@ -77,7 +76,7 @@ class Peek(Command):
         )
         waiters = self._waiters(records) if self.waiters and tickets else ()
         until = paused if paused > now else 0
-        return Snapshot(now, seq, until, reason, tickets, limits, leases, values, decision, waiters)
+        return Snapshot(now, head.seq, until, head.reason, tickets, limits, leases, values, decision, waiters)
 
     def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
         usage = step[0].describe(records, now, step[1], step[3])
@@ -90,7 +89,7 @@ class Peek(Command):
         lowest = list(self.policy.priorities)[-1] if self.policy.priorities else None
         plain = dict.fromkeys(self.policy.keys, "-")
         plan = self.policy.plan(dict.fromkeys(self.policy.units, 1.0), plain or None, lowest)
-        steps = plan.current(records) if busy(records)[2] else plan.steps
+        steps = plan.current(records) if records.head.overrides else plan.steps
         return tuple(self._describe(records, now, step) for step in steps if not step[7])
 
     def _leases(self, records: Records, now: int, blocking: str | None) -> tuple[Any, ...]:

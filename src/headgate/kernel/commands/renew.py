@@ -6,7 +6,6 @@ from .. import line
 from ..limits import prune
 from ..model import Pulse
 from ..plan import Plan, recall
-from ..records import QUIET, busy
 from .base import Command, begin
 from .settle import lease_row
 
@@ -44,7 +43,7 @@ class Renew(Command):
 
     def apply(self, now: int, records: Records) -> Pulse:
         now = begin(now, records)
-        _, _, _, waiting, lost = records.head[2] or QUIET
+        waiting, lost = records.head.tickets, records.head.lost
         expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
@@ -110,7 +109,7 @@ class Extend(Command):
             return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)
         lease = (plan, self.id, row[1], self.length or plan.lease, row[2], row[3])
         pulse = Renew(self.gate, (lease,), exactly=True).apply(now, records)
-        if busy(records)[3]:
+        if records.head.tickets:
             # It may end sooner than before, and somebody wait for just that.
             line.freed(records, pulse.now, plan.steps)
             line.serve(records, pulse.now)

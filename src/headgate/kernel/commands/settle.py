@@ -6,7 +6,6 @@ from .. import line
 from ..limits import prune
 from ..model import OUTCOMES, Ended, checked_outcome
 from ..plan import Plan, recall
-from ..records import busy
 from .base import ENDED, LOST, REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, pause
 
 TYPE_CHECKING = False
@@ -20,12 +19,14 @@ if TYPE_CHECKING:
 
 def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -> Ended:
     """A leased permit ended with `ok`: `Settle` without the object, where nobody waits and nothing adapts."""
-    seq, last, rest = records.head
-    if rest is not None or plan.adapts or seq < records.seen or not seq & REAP_MASK:
+    head = records.head
+    seq = head.seq
+    if not head.quiet or plan.adapts or seq < records.seen or not seq & REAP_MASK:
         return Settle(plan, at, id, "ok", False, worth=worth).apply(now, records)
-    if now < last:
-        now = last
-    records.head = (seq + 1, now, None)
+    if now < head.now:
+        now = head.now
+    head.seq = seq + 1
+    head.now = now
     reply = ENDED
     for member, _ in plan.slots:
         expires = records.leases[member].delete(id)
@@ -75,8 +76,8 @@ class Settle(Command):
     def apply(self, now: int, records: Records) -> Ended:
         plan, outcome = self.plan, self.outcome
         now = begin(now, records)
-        heeded = records.head[2]
-        steps = plan.current(records) if heeded is not None and heeded[2] else plan.steps
+        head = records.head
+        steps = plan.current(records) if head.overrides else plan.steps
         permit, confirmed = None, self.confirmed
         if self.remembered and (permit := records.space("permits").get(self.id)) is not None:
             if permit[5]:
@@ -96,7 +97,7 @@ class Settle(Command):
             records.space("permits").put(self.id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
         if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
             pause(records, now + self.retry_after, f"upstream: {outcome}")
-        if busy(records)[3]:
+        if head.tickets:
             line.freed(records, now, steps)
             line.serve(records, now)
         if outcome is None:
@@ -111,8 +112,7 @@ class Settle(Command):
                     limit.confirm(records, now, member, cost, value, self.at)
             if plan.lease or permit is not None:
                 self._mark_confirmed(records, now, steps, permit)
-        heeded = records.head[2]
-        if heeded is not None and heeded[3] and not line.is_early(records, now, plan):
+        if records.head.tickets and not line.is_early(records, now, plan):
             line.freed(records, now, steps)
             line.serve(records, now)
         return Ended(lost, False, confirmed or now)

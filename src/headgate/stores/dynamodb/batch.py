@@ -9,7 +9,6 @@ from ...errors import Denied, HeadgateError, StoreFormatError, StoreUnavailable
 from ...kernel.commands import Admit, Renew
 from ...kernel.limits import prune
 from ...kernel.model import SECOND, Refusal, Wait
-from ...kernel.records import busy
 from .heartbeat import heartbeats_of
 from .records import read_item
 from .table import RECENT
@@ -130,13 +129,13 @@ class BatchResult:
         #: Every command was refused and nothing has changed, so there is nothing to write.
         self.refused = False
 
-    def all_refused(self, heed: Any) -> bool:
-        """Whether all commands were refused, no ticket waits, and what there is to heed is as it was before: `heed`."""
-        _, _, _, tickets, lost = busy(self.records)
+    def all_refused(self, heeded: Any) -> bool:
+        """Whether all commands were refused, no ticket waits, and what there is to heed is as it was before: `heeded`."""
+        head = self.records.head
         return (
-            not tickets
-            and not lost
-            and self.records.head[2] == heed
+            not head.tickets
+            and not head.lost
+            and head.heeded() == heeded
             and all(
                 isinstance(pending.command, Admit)
                 and not pending.command.waits
@@ -156,7 +155,7 @@ def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | N
     """An item is bounded, so the leases in it are: an ask for one more is denied before it is charged for anything."""
     if not command.lease:
         return None
-    for step in command.plan.current(records) if busy(records)[2] else command.plan.steps:
+    for step in command.plan.current(records) if records.head.overrides else command.plan.steps:
         if not step[0].leased or len(leases := records.leases[step[1]]) < MOST_LEASES:
             continue
         prune(leases, now)

@@ -16,7 +16,6 @@ from ...errors import HeadgateError
 from ...kernel.line import CALLED, HIDDEN, MISSED, find, line_state
 from ...kernel.model import NEVER, SECOND
 from ...kernel.plan import recall
-from ...kernel.records import busy
 from .backoff import CHANCE
 from .records import Missing
 
@@ -79,7 +78,7 @@ class Polling:
 
     def _until_called(self, records: DynamoRecords) -> float | None:
         """Seconds until the first ticket of this process that waits should be called; None: there is none."""
-        now, tickets = records.head[1], records.space("tickets")
+        now, tickets = records.head.now, records.space("tickets")
         mine = None
         for _, id in records.space("of", self._store.session).scan():
             ticket = tickets.get(id)
@@ -91,8 +90,8 @@ class Polling:
         # Arrival numbers are the order within a lane and class; between them it is near enough.
         ahead = sum(1 for other in tickets.values() if not other[HIDDEN] and other[ARRIVAL] < mine.arrival)
         plan = recall(records, mine.ref)
-        steps = plan.current(records) if busy(records)[2] else plan.steps
-        at = max(now, busy(records)[0])
+        steps = plan.current(records) if records.head.overrides else plan.steps
+        at = max(now, records.head.paused)
         if at > now and ahead:
             at += 1
         for limit, member, cost, value, _, _, _, _ in steps:

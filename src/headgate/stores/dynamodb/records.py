@@ -15,9 +15,10 @@ from weakref import proxy
 
 from ...errors import StoreFormatError
 from ...kernel.commands.base import SPACES
+from ...kernel.head import Head
 from ...kernel.limits import KINDS
 from ...kernel.model import SECOND
-from ...kernel.records import FRESH, ByKind, DictSpace, Kinds, busy
+from ...kernel.records import ByKind, DictSpace, Kinds
 from .pack import dumps, loads, pack, unpack
 from .table import FORMAT, STATE, TOKEN
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.model import Wake
-    from ...kernel.records import Head, Member, Score
+    from ...kernel.records import Member, Score
     from .table import Item
 
 #: What the keys of our items begin with, so that a table can hold other items as well.
@@ -176,7 +177,7 @@ class DynamoRecords(ByKind):
 
     def __init__(self, gate: str) -> None:
         self.gate = gate
-        self.head: Head = FRESH
+        self.head = Head()
         self.seen = 0
         self.wakes: list[Wake] = []
         # No reference cycles, so that records are freed at once when they are done with. Left to the garbage collector they
@@ -238,7 +239,7 @@ class DynamoRecords(ByKind):
         if limit is None:
             self.resets.clear()
             self.held.clear()
-        self.resets[limit or ""] = self.head[0]
+        self.resets[limit or ""] = self.head.seq
 
     # --- items --------------------------------------------------------------------------------------------------
 
@@ -251,13 +252,13 @@ class DynamoRecords(ByKind):
                 spaces[kind] = kept
         if len(self.states):
             spaces["states"] = {"": pack(self.states)}
-        last = max(now, busy(self)[0], self._until(self.states, self.kinds["leases"]))
+        last = max(now, self.head.paused, self._until(self.states, self.kinds["leases"]))
         if "permits" in spaces:
             last = max(last, _latest(self.space("permits")))
         for value in self.inline.keys() & self.values.keys():
             last = max(last, self._until(self.values[value].states, self.values[value].spaces["leases"]))
-        state = dumps([self.head, self.resets, self.configured, sorted(self.held), self.inline, spaces])
-        forever = busy(self)[2] > 0
+        state = dumps([self.head.stored(), self.resets, self.configured, sorted(self.held), self.inline, spaces])
+        forever = self.head.overrides > 0
         return state, None if forever else (min(last, now + AT_MOST) + KEEP_GATE) // SECOND, others
 
     def _pack_values(self, now: int) -> dict[str, tuple[bytes, int]]:
@@ -274,7 +275,7 @@ class DynamoRecords(ByKind):
             packed = found.clean = found.packed()
             (self.held.add if any(found.spaces["leases"].values()) else self.held.discard)(value)
             if packed or found.has_item:
-                self.inline[value] = InlineValue(self.head[0], found.has_item, packed)
+                self.inline[value] = InlineValue(self.head.seq, found.has_item, packed)
             else:
                 self.inline.pop(value, None)
         sizes = {value: len(json.dumps(entry.packed)) + len(value) for value, entry in self.inline.items()}
@@ -342,8 +343,7 @@ def gate_records(gate: str, state: bytes | None) -> DynamoRecords:
         return records
     try:
         head, records.resets, records.configured, held, inline, spaces = loads(state)
-        seq, last, rest = head
-        records.head = (seq, last, None if rest is None else tuple(rest))
+        records.head = Head(*head)
         records.held = set(held)
         records.inline = {value: InlineValue(*entry) for value, entry in inline.items()}
         for kind, named in spaces.items():

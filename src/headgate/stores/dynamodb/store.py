@@ -203,9 +203,9 @@ class DynamoStore:
         if exact and clock.width() > self.spread:
             self._calibrate()
         now = clock.now()
-        seq, last, rest = records.head
+        last = records.head.now
         if last > now and not clock.witness(last, steady()):
-            records.head = (seq, now, rest)
+            records.head.now = now
         return max(now, clock.now())
 
     def _calibrate(self) -> None:

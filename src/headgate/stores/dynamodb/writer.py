@@ -259,10 +259,10 @@ class GateWriter:
         """Run the batch. None: one command failed by a bug, and was told; run the others again."""
         records = self._records(snapshot)
         now = self._store.time(records, writes)
-        seq, _, heed = records.head
+        heeded = records.head.heeded()
         if self._expires_at_s is not None and snapshot.token is None and now > self._expires_at_s * SECOND:
             self.seen = 0  # the gate was not used for so long that its item expired
-        if seq < self.seen:
+        if records.head.seq < self.seen:
             self._store.lost(self._gate)
         wanted: set[str] = set().union(*(values_of(pending.command) for pending in batch))
         while True:
@@ -276,7 +276,7 @@ class GateWriter:
                         result.replies.append(self._run(pending.command, now, records))
                     except HeadgateError as error:
                         result.replies.append(error)
-                result.refused = result.all_refused(heed)
+                result.refused = result.all_refused(heeded)
                 if writes and not result.refused:
                     result.state, result.ttl, result.others = records.packed(now)
                 return result
@@ -308,7 +308,7 @@ class GateWriter:
         records.resetting = (command.limit,) if isinstance(command, Reset) else None
         reply = command.apply(now, records)
         if isinstance(command, Configure):
-            records.configured = records.head[0]
+            records.configured = records.head.seq
         elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.space("tickets")) > MOST_WAITERS:
             if not command.waits:
                 return reply
@@ -355,7 +355,7 @@ class GateWriter:
         token = f"{session}.{number}"
         ttl = result.ttl if self._store.expires else None
         item = table.new_item(self._name, token, VERSION, result.state, ttl, last_writes)
-        seq = str(result.records.head[0])
+        seq = str(result.records.head.seq)
         others = [
             table.new_item(item_name(self._gate, value), seq, VERSION, state, until if self._store.expires else None)
             for value, (state, until) in result.others.items()
@@ -378,7 +378,7 @@ class GateWriter:
         self._cached = written
         if written is None:
             self._uncontended = 0
-        self.seen = max(self.seen, result.records.head[0])
+        self.seen = max(self.seen, result.records.head.seq)
         self._expires_at_s = result.ttl
         self._answer(result)
 

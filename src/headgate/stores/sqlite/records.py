@@ -5,7 +5,8 @@ Nothing is written before the end of a transaction: see `space.py`. The tables a
 
 from __future__ import annotations
 
-from ...kernel.records import FRESH, QUIET, ByKind, Kinds
+from ...kernel.head import Head
+from ...kernel.records import ByKind, Kinds
 from .permits import Permits
 from .schema import NEXT_SPACE
 from .space import LOWEST, WIPE, SqliteSpace, decode, encode_json
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.model import Wake
-    from ...kernel.records import Head, Score
+    from ...kernel.records import Score
     from .space import Pair
 
 #: The kinds of space whose size decisions need.
@@ -126,8 +127,20 @@ class SqliteRecords(ByKind):
     """
 
     __slots__ = (
-        *("_row", "_text", "dirty", "execute", "execute_many", "gate", "head", "is_new", "kinds", "load"),
-        *("permits", "run", "seen", "states", "stored", "touched", "wakes", "wiped"),
+        *(
+            "_row",
+            "_stored_seq",
+            "_text",
+            "dirty",
+            "execute",
+            "execute_many",
+            "gate",
+            "head",
+            "is_new",
+            "kinds",
+            "load",
+        ),
+        *("permits", "run", "seen", "states", "touched", "wakes", "wiped"),
     )
 
     def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
@@ -149,12 +162,14 @@ class SqliteRecords(ByKind):
         self._row: int | None
         self._text: str
         self._row, self._text = (None, "") if row is None else row
-        head, resident, *run = (FRESH, {}) if row is None else decode(self._text)
-        self.head: Head = tuple(head)
-        self.stored: Head | None = None if row is None else self.head
-        if self.head[0] < seen:
+        head, resident, *run = ((), {}) if row is None else decode(self._text)
+        self.head = Head(*head)
+        #: The sequence number of the head in that row: every command that changes anything has one of its own.
+        self._stored_seq = self.head.seq
+        if self.head.seq < seen:
             # An older file came back. The short path of a decision looks at the head alone, so the head has to say so.
-            self.head = (self.head[0], self.head[1], self.head[2] or QUIET)
+            self.head.quiet = False
+            self.dirty = True
         self.states = SqliteStates(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: SqliteSpaces(self, kind))
         #: The latest permits, packed as they were in the row; and all of them, once a command has used them.
@@ -192,7 +207,7 @@ class SqliteRecords(ByKind):
 
     @property
     def changed(self) -> bool:
-        return self.dirty or (self.head is not self.stored and self.head is not FRESH)
+        return self.dirty or self.head.seq != self._stored_seq
 
     def write(self) -> int:
         """Write all that has changed. Returns about how many rows that took."""
@@ -224,7 +239,7 @@ class SqliteRecords(ByKind):
         return self._text, self._row, was
 
     def _packed(self) -> str:
-        text = encode_json((self.head, self.states.resident))
+        text = encode_json((self.head.stored(), self.states.resident))
         if self.permits is None:
             return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
         run = self.permits.run
@@ -232,9 +247,9 @@ class SqliteRecords(ByKind):
 
     def written(self) -> None:
         """The transaction is committed."""
-        self.stored = self.head
-        if self.seen < self.head[0]:
-            self.seen = self.head[0]
+        self._stored_seq = seq = self.head.seq
+        if self.seen < seq:
+            self.seen = seq
         if self.touched:
             for space in self.touched:
                 space.written()

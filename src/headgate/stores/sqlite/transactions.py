@@ -291,7 +291,7 @@ class Transactions:
     def _load(self, file: DatabaseFile, gate: str) -> SqliteRecords:
         seen = self._seen.get(gate, 0)
         records = SqliteRecords(gate, seen, file.execute, file.execute_many)
-        if records.head[0] < seen:
+        if records.head.seq < seen:
             self.lost.add(gate)
         self._gates[gate] = records
         return records
