@@ -348,6 +348,10 @@ class Policy:
                     rows.append((part, f"{limit.name}@{name}", part.limit, limit.name, share, at))
         return rows
 
+    def all_rows(self) -> list[Row]:
+        """Every limit of the gate, and every class's share of one."""
+        return self._templates[-1]
+
     def plan(
         self, cost: float | Mapping[str, float] = 1, key: Mapping[str, str] | None = None, priority: str | None = None
     ) -> Plan:

@@ -64,7 +64,7 @@ class NeedCalendar(HeadgateError):
 def compiled(policy: Policy) -> bytes:
     """A policy as rows: kind, member, by, unit, value, base, share, class, numbers; a class passes those up to its own."""
     rows, longest = [], 0
-    for limit, member, value, base, share, rank in policy._templates[-1]:
+    for limit, member, value, base, share, rank in policy.all_rows():
         rows.append((limit.kind, member, limit.by, limit.unit, value, base, share, rank, *limit.numbers()))
         longest = max(longest, limit.remembers())
     life = min(2 * longest + IDLE, 2**50)
