@@ -90,7 +90,7 @@ class Outage:
         try:
             reply = store.decide(command)
         except StoreUnavailable as error:
-            self._failed(error)
+            self.failed(error)
             raise
         self.ended()
         return reply
@@ -101,13 +101,14 @@ class Outage:
         try:
             [reply] = await store.aexecute([command])
         except StoreUnavailable as error:
-            self._failed(error)
+            self.failed(error)
             raise
         if self.away:
             self.ended()
         return reply
 
-    def _failed(self, error: StoreUnavailable) -> None:
+    def failed(self, error: StoreUnavailable) -> None:
+        """A command was not answered: an outage begins, unless the store is there."""
         if error.outage and not error.decided:  # else the store is there: it was busy, or one reply was lost
             self.began(error)
 

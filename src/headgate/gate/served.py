@@ -303,8 +303,7 @@ async def execute_on(store: Store, served: ServedGate | None, commands: Sequence
     try:
         replies = store.execute(commands) if store.capabilities.instant else await store.aexecute(commands)
     except StoreUnavailable as error:
-        if error.outage and not error.decided:
-            outage.began(error)
+        outage.failed(error)
         raise
     outage.ended()
     return replies
