@@ -6,9 +6,10 @@ import threading
 from time import monotonic_ns
 
 from ..clock import anchored_clock
+from ..errors import HeadgateError
 from ..kernel.commands.base import begin
 from ..kernel.records import DictRecords
-from .base import Capabilities, Here, Listeners, at_fork, checked, ignore_loss, new_session, run
+from .base import Capabilities, Here, Listeners, at_fork, ignore_loss, new_session, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,14 +79,19 @@ class MemoryStore:
         records = self._gates.get(command.gate) or self._records(command.gate)
         wakes = None
         with self._lock:
-            reply = run(command, self._clock(), records)
+            try:  # as in `run`, without its call
+                reply = command.apply(self._clock(), records)
+            except HeadgateError as error:
+                reply = error
             if records.wakes:
                 wakes = records.wakes[:]
                 records.wakes.clear()
         if wakes is not None:
             for wake in wakes:
                 self._listeners.tell(wake)
-        return checked(reply)
+        if isinstance(reply, HeadgateError):  # as in `checked`
+            raise reply
+        return reply
 
     def caller(self, gate: str) -> Callable[..., Any]:
         """`decide` without a command object, for the two decisions that are made most: `admit` and `end`."""
