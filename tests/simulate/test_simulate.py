@@ -13,7 +13,7 @@ import pytest
 import headgate.simulate.books
 from headgate.errors import ConfigError, InvalidInput
 from headgate.simulate import COLUMNS, STRATEGIES, Scenario, load, parse, run, simulate
-from headgate.simulate.books import NANO, SimulatedUpstream
+from headgate.simulate.books import NANO, BookRule, SimulatedUpstream
 from headgate.simulate.chance import KINDS
 from headgate.simulate.scenario import (
     ANSWERS,
@@ -227,7 +227,7 @@ def test_the_books_share_no_code_with_headgate() -> None:
     source = Path(headgate.simulate.books.__file__).read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    assert modules == {"__future__", "bisect", "collections", "collections.abc"}
+    assert modules == {"__future__", "bisect", "collections", "collections.abc", "typing"}
     assert all(getattr(node, "level", 0) == 0 for node in imports)
 
 
@@ -235,7 +235,7 @@ def arrivals(kind: str, limit: float, per: float, seed: int) -> list[float]:
     """When, in seconds, an upstream accepted something of a busy, random crowd."""
     rng = random.Random(seed)
     upstream = SimulatedUpstream(
-        [(kind, ((0, limit),), int(per * NANO), None, "requests", None)], offset=rng.randrange(10**9)
+        [BookRule(kind, ((0, limit),), int(per * NANO), None, "requests", None)], offset=rng.randrange(10**9)
     )
     upstream.begin(0)
     accepted, at = [], 0
@@ -262,14 +262,16 @@ def test_a_token_bucket_never_gives_more_than_its_burst_and_what_flows_in(seed: 
 
 
 def test_a_calendar_window_lets_two_lots_through_around_a_boundary() -> None:
-    upstream = SimulatedUpstream([("calendar", ((0, 5.0),), 60 * NANO, None, "requests", None)], offset=0)
+    upstream = SimulatedUpstream([BookRule("calendar", ((0, 5.0),), 60 * NANO, None, "requests", None)], offset=0)
     took = [upstream.arrive(59_900_000, {"requests": 1.0}) for _ in range(6)]
     took += [upstream.arrive(60_000_000, {"requests": 1.0}) for _ in range(6)]
     assert took == [True] * 5 + [False] + [True] * 5 + [False]
 
 
 def test_slots_are_per_key_and_follow_a_changing_capacity() -> None:
-    upstream = SimulatedUpstream([("slots", ((0, 2.0), (10 * NANO, 1.0)), 0, None, "requests", "org")], offset=0)
+    upstream = SimulatedUpstream(
+        [BookRule("slots", ((0, 2.0), (10 * NANO, 1.0)), 0, None, "requests", "org")], offset=0
+    )
     cost = {"requests": 1.0}
     assert [upstream.arrive(0, cost, "a"), upstream.arrive(0, cost, "a"), upstream.arrive(0, cost, "a")] == [
         True,
@@ -285,8 +287,8 @@ def test_slots_are_per_key_and_follow_a_changing_capacity() -> None:
 
 def test_a_refused_call_leaves_no_trace_on_the_other_limits() -> None:
     rules = [
-        ("sliding", ((0, 10.0),), 60 * NANO, None, "requests", None),
-        ("bucket", ((0, 4.0),), 60 * NANO, None, "pu", None),
+        BookRule("sliding", ((0, 10.0),), 60 * NANO, None, "requests", None),
+        BookRule("bucket", ((0, 4.0),), 60 * NANO, None, "pu", None),
     ]
     upstream = SimulatedUpstream(rules, offset=0)
     assert upstream.arrive(0, {"requests": 1.0, "pu": 3.0})

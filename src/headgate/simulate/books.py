@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     Steps = Sequence[tuple[int, float]]
 
 NANO = 1_000_000_000
+
+
+class BookRule(NamedTuple):
+    """A rule of an upstream as its book is made from it. Times are nanoseconds."""
+
+    kind: str
+    steps: Steps
+    #: 0 where the rule has no period.
+    per: int
+    burst: float | None
+    unit: str
+    by: str | None
 
 
 class Book:
@@ -192,20 +205,19 @@ class SimulatedUpstream:
     `offset` is how far its clock is from the simulation's, in microseconds.
     """
 
-    def __init__(self, rules: Iterable[tuple[str, Steps, int, float | None, str, str | None]], offset: int) -> None:
+    def __init__(self, rules: Iterable[BookRule], offset: int) -> None:
         self._rules = tuple(rules)
         self._offset = offset * 1000
         self._begun = 0
         #: key → its books: the shared ones and its own. "" is the key of calls without one.
         self._books: dict[str, list[Book]] = {}
-        self._shared = [self._open(rule) for rule in self._rules if rule[5] is None]
-        self._keyed = [rule for rule in self._rules if rule[5] is not None]
-        self.slotted = any(rule[0] == "slots" for rule in self._rules)
+        self._shared = [self._open(rule) for rule in self._rules if rule.by is None]
+        self._keyed = [rule for rule in self._rules if rule.by is not None]
+        self.slotted = any(rule.kind == "slots" for rule in self._rules)
 
     @staticmethod
-    def _open(rule: tuple[str, Steps, int, float | None, str, str | None]) -> Book:
-        kind, steps, per, burst, unit, by = rule
-        return BOOKS[kind](steps, per, burst, unit, by)
+    def _open(rule: BookRule) -> Book:
+        return BOOKS[rule.kind](rule.steps, rule.per, rule.burst, rule.unit, rule.by)
 
     def begin(self, now: int) -> None:
         self._begun = now * 1000

@@ -9,7 +9,7 @@ from random import Random
 from ..gate.keeper import BEAT_LEAST, BEAT_MOST, BEAT_PER_SESSION
 from ..kernel.commands import Renew
 from ..kernel.model import SECOND
-from .books import SimulatedUpstream
+from .books import BookRule, SimulatedUpstream
 from .engine import PARK, Engine
 from .strategies import STRATEGIES, Headgate
 
@@ -189,10 +189,16 @@ class Fleet:
         self.engine = Engine(EPOCH + self.rng.randrange(3600 * SECOND))
         self.tally = Tally()
         rules = [
-            (rule.kind, tuple((at * 1000, limit) for at, limit in rule.steps), rule.per * 1000, rule.burst, rule.unit,
-             rule.by)
+            BookRule(
+                rule.kind,
+                tuple((at * 1000, limit) for at, limit in rule.steps),
+                rule.per * 1000,
+                rule.burst,
+                rule.unit,
+                rule.by,
+            )
             for rule in scenario.rules
-        ]  # fmt: skip
+        ]
         self.upstream = SimulatedUpstream(rules, self.rng.randrange(86_400 * SECOND))
         self.upstream.begin(self.engine.now)
         self.hop = scenario.delay.sampler(self.rng)
