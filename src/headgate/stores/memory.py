@@ -31,10 +31,10 @@ class MemoryStore:
 
     capabilities = Capabilities(instant=True, in_process=True, forwards_wakes=True, compares_seen=True)
     keeper: Any = None
-    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(self, clock: Clock | None = None, url: str = "memory://", used_up: bool = False) -> None:
         self.url = url
+        self.on_loss: Callable[[str], None] = ignore_loss
         #: As if everything had just been used up: for a process that goes on while its real store is away.
         self._used_up = used_up
         self._clock, self._offset = anchored_clock() if clock is None else (clock, 0)

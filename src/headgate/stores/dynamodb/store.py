@@ -60,7 +60,6 @@ class DynamoStore:
     """
 
     keeper: Any = None
-    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(
         self,
@@ -76,6 +75,7 @@ class DynamoStore:
         url: str | None = None,
     ) -> None:
         self.url = f"dynamodb://{table}" if url is None else url
+        self.on_loss: Callable[[str], None] = ignore_loss
         self.table = DynamoTable(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
         self.spread = 0 if clock is not None else round(spread * SECOND)
         self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM, clock_spread_us=self.spread)

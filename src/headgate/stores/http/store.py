@@ -37,10 +37,10 @@ class HttpStore:
     """
 
     keeper: Any = None
-    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         self.url = url
+        self.on_loss: Callable[[str], None] = ignore_loss
         # A guard makes a limit again from the name of its kind, so that has to be one.
         self.capabilities = Capabilities(remote=True, kinds=frozenset(KINDS))
         self._endpoint = GuardEndpoint(url, token or os.environ.get("HEADGATE_TOKEN"))

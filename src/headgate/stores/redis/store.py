@@ -53,10 +53,10 @@ class RedisStore:
         kinds=frozenset(KINDS),
     )
     keeper: Any = None
-    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self.url = url
+        self.on_loss: Callable[[str], None] = ignore_loss
         self._endpoint = RedisEndpoint(url)
         self._requests = RedisRequests(self._endpoint, clock, self._lost)
         self._begin()

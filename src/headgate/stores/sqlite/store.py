@@ -53,7 +53,6 @@ class SqliteStore:
 
     capabilities = Capabilities(forwards_wakes=True, compares_seen=True, decides_at_once=True)
     keeper: Any = None
-    on_loss: Callable[[str], None] = staticmethod(ignore_loss)
 
     def __init__(
         self, path: str, *, synchronous: str = "normal", clock: Clock | None = None, url: str | None = None
@@ -62,6 +61,7 @@ class SqliteStore:
             raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
         self._path = os.path.abspath(path)
         self.url = f"sqlite:///{self._path}" if url is None else url
+        self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
         self._seen: dict[str, int] = {}

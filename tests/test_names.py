@@ -1,0 +1,31 @@
+"""One meaning each: a name of a class stands for one thing in the whole tree."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from tests.support import ROOT
+
+SOURCE = ROOT / "src" / "headgate"
+
+
+def shared_class_names(source: Path) -> dict[str, list[str]]:
+    """The names that classes of several places have, each with its places."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{file.relative_to(source).as_posix()}:{node.lineno}")
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    assert shared_class_names(SOURCE) == {}
+
+
+def test_two_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class Waiter:\n    class Inner: ...\n", encoding="utf-8")
+    (tmp_path / "two.py").write_text("if True:\n    class Waiter: ...\n", encoding="utf-8")
+    assert shared_class_names(tmp_path) == {"Waiter": ["one.py:1", "two.py:2"]}
