@@ -130,15 +130,15 @@ MUTANTS = [
     Mutant(
         "override-of-a-key-ignored",
         "kernel/plan.py",
-        "found = overrides.get(f\"{base}|{member.partition('|')[2]}\") if keyed else None",
+        "found = overrides.get(f\"{step.base}|{step.member.partition('|')[2]}\") if step.by else None",
         "found = None",
         "an override for one key governs the next decision about it",
     ),
     Mutant(
         "overtaking",
         "kernel/line.py",
-        "blocked.append((tier, max(0, step[6])))",
-        "_park(records, lane, step[1], at)",
+        "blocked.append((tier, max(0, step.rank)))",
+        "_park(records, lane, step.member, at)",
         "a large ask at the head is waited for, not overtaken",
     ),
     Mutant(
@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "line-not-served-after-a-confirmation",
         "kernel/line.py",
-        "return not plan.lane and now < line_state(records).timer_at <= now + plan.model.soonest",
+        "return not plan.lane and now < line_state(records).timer_at <= now + plan.template.soonest",
         "return now < line_state(records).timer_at",
         "what a confirmation gives back is used as soon as it is free",
     ),

@@ -162,8 +162,8 @@ class BaseGate(Inspection):
     def _use(self, policy: Policy) -> None:
         self._policy = policy
         #: Of an ask that says nothing but its key, and the plan of one that does not say that either.
-        self._model = policy.model() if len(policy.units) == 1 else None
-        self._plan = None if self._model is None else self._model.whole
+        self._template = policy.template() if len(policy.units) == 1 else None
+        self._plan = None if self._template is None else self._template.whole
 
     def _prepare(self) -> None:
         """Choose how asks go, and prepare the commonest ask where the state is in this process (see `prepared`)."""
@@ -172,8 +172,8 @@ class BaseGate(Inspection):
         self._short_way = in_line and not remote
         self._remote_way = in_line and remote
         self._prepared_ask: Ask | None = None
-        if (model := self._model) is not None and self._here is not None:
-            self._prepared_ask = self._here.prepared(self.name, lambda here: prepare_ask(self, here, model))
+        if (template := self._template) is not None and self._here is not None:
+            self._prepared_ask = self._here.prepared(self.name, lambda here: prepare_ask(self, here, template))
         self._plain_ask = None if self._plan is None else self._prepared_ask
 
     def _refresh(self) -> float:
@@ -202,11 +202,11 @@ class BaseGate(Inspection):
     # --- what an ask needs ---------------------------------------------------------------------------------------
 
     def _plan_for(self, cost: Cost, key: Key | None, priority: str | None) -> Plan:
-        model = self._model
-        if cost is ONE and priority is None and model is not None:
-            if key is None and model.whole is not None:
-                return model.whole
-            return model.plan_for(key)
+        template = self._template
+        if cost is ONE and priority is None and template is not None:
+            if key is None and template.whole is not None:
+                return template.whole
+            return template.plan_for(key)
         return self._policy.plan(cost, key, priority)
 
     def _lease_for(self, plan: Plan, lease: Duration | None) -> int:
@@ -274,7 +274,7 @@ class BaseGate(Inspection):
         """
         if (
             prepared
-            and plan.model is self._model
+            and plan.template is self._template
             and self._prepared_ask is not None
             and (holder is None and lease is None and renew is True)
         ):

@@ -184,7 +184,7 @@ class BasePermit:
 
     def _confirmation(self) -> Settle | None:
         # A caller that confirms has reason to, also where the grant said that a release would not be worth a round trip.
-        if self._state or self._confirmed or not any(step[0].confirmable for step in self._plan.steps):
+        if self._state or self._confirmed or not any(step.limit.confirmable for step in self._plan.steps):
             return None
         self._finish = None
         return Settle(self._plan, self._at, self.id, None, self._terms.remembered)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..kernel.plan import Model, Plan
+    from ..kernel.plan import Plan, PlanTemplate
     from ..stores.base import Here
     from .base import BaseGate
     from .permit import BasePermit
@@ -36,16 +36,20 @@ numbers = itertools.count()
 _new = object.__new__
 
 
-def prepare_ask(gate: BaseGate, here: Here, model: Model) -> Ask | None:
-    """An ask of this model as a function of what its key decides; without a key it is called with nothing.
+def prepare_ask(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask | None:
+    """An ask of this template as a function of what its key decides; without a key it is called with nothing.
 
     It gives a permit, or the moment for which it has to wait; None: ask with a command.
     """
-    if not model.plain or model.others or len(model.slots) > 1:
+    if not template.plain or template.others or len(template.slots) > 1:
         return None
-    if model.slots:
-        return _ask_slot(gate, here, model)
-    return _ask_bucket(gate, here, model) if isinstance(model.rows[0][0], Bucket) else _ask_rate(gate, here, model)
+    if template.slots:
+        return _ask_slot(gate, here, template)
+    return (
+        _ask_bucket(gate, here, template)
+        if isinstance(template.steps[0].limit, Bucket)
+        else _ask_rate(gate, here, template)
+    )
 
 
 def places(plan: Plan) -> tuple[Plan, str, str, str]:
@@ -58,12 +62,12 @@ def places(plan: Plan) -> tuple[Plan, str, str, str]:
     )
 
 
-def _ask_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
+def _ask_rate(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     kind, store = gate._permit, gate._store
-    assert model.final is not None
-    take, name = model.final[0], model.rows[0][5]
-    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+    assert template.final is not None
+    take, name = template.final[0], template.steps[0].base
+    whole, *where = places(template.whole) if template.whole else (None, "", "", "")
 
     def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
         try:
@@ -105,15 +109,16 @@ def _ask_rate(gate: BaseGate, here: Here, model: Model) -> Ask:
     return ask
 
 
-def _ask_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
+def _ask_bucket(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
     """`_ask_rate` with `Bucket.taker` written out, for the commonest gate of all."""
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
     kind, store = gate._permit, gate._store
-    limit, _, _, cost, value, name, _, _ = model.rows[0]
+    step = template.steps[0]
+    limit, cost, value, name = step.limit, step.cost, step.value, step.base
     assert isinstance(limit, Bucket)
-    assert model.final is not None
-    (usable, per_unit), drain, cost, take = limit.in_force(value), limit.drain, float(cost), model.final[0]
-    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+    assert template.final is not None
+    (usable, per_unit), drain, cost, take = limit.in_force(value), limit.drain, float(cost), template.final[0]
+    whole, *where = places(template.whole) if template.whole else (None, "", "", "")
 
     def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
         try:
@@ -163,13 +168,13 @@ def _ask_bucket(gate: BaseGate, here: Here, model: Model) -> Ask:
     return ask
 
 
-def _ask_slot(gate: BaseGate, here: Here, model: Model) -> Ask:
+def _ask_slot(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
     records, ticks, offset, (acquire, release, owned) = here.records, here.ticks, here.offset, here.lock
-    kind, store, keeper, length, number = gate._permit, gate._store, gate._keeper, model.lease, numbers.__next__
-    take = None if model.final is None else model.final[0]
-    name = next((row[5] for row in model.rows if not row[0].leased), "")
-    most, terms = int(model.slots[0][2]), Terms(False, length, None)
-    whole, *where = places(model.whole) if model.whole else (None, "", "", "")
+    kind, store, keeper, length, number = gate._permit, gate._store, gate._keeper, template.lease, numbers.__next__
+    take = None if template.final is None else template.final[0]
+    name = next((step.base for step in template.steps if not step.limit.leased), "")
+    most, terms = int(template.slots[0][2]), Terms(False, length, None)
+    whole, *where = places(template.whole) if template.whole else (None, "", "", "")
     finish = _prepare_finish(gate, here, where[1]) if whole else None
 
     def ask(

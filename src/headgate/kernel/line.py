@@ -160,10 +160,10 @@ def _ahead(records: Records, steps: Steps, order: float) -> str | None:
     """The member of these steps at which somebody who goes before `order` is parked, if there is one."""
     due = records.looks_due
     for step in steps:
-        if step[7] and due.get(step[1]) is not None:  # every member at which somebody is parked is due at some time
-            first = records.parked[step[1]].first()
+        if step.by and due.get(step.member) is not None:  # every member at which somebody is parked is due at some time
+            first = records.parked[step.member].first()
             if first is not None and first[0] < order:
-                return step[1]
+                return step.member
     return None
 
 
@@ -217,7 +217,7 @@ def stand(
     place = len(records.tickets) + 1
     arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = line_state(records)
     ticket = _new(Ticket, (
-        id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.model.weight, holder, lease, remembered,
+        id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.template.weight, holder, lease, remembered,
         0, 0,
     ))  # fmt: skip
     if rank >= tiers:
@@ -412,8 +412,8 @@ def freed(records: Records, now: int, steps: Steps) -> None:
     """Something came back on these limits: whoever is parked at one of them may look again."""
     for step in steps:
         # Every member at which somebody is parked is due at some time.
-        if step[7] and (due := records.looks_due).get(step[1]) is not None:
-            due.put(step[1], 1, now)
+        if step.by and (due := records.looks_due).get(step.member) is not None:
+            due.put(step.member, 1, now)
 
 
 def is_certain(records: Records, now: int, plan: Plan, call_ends: int) -> bool:
@@ -428,7 +428,7 @@ def is_certain(records: Records, now: int, plan: Plan, call_ends: int) -> bool:
 def is_early(records: Records, now: int, plan: Plan) -> bool:
     """Whether a confirmation changes nobody's turn yet: what it gives back comes free `per` from now at the soonest, and
     whoever keeps the timer looks before that."""
-    return not plan.lane and now < line_state(records).timer_at <= now + plan.model.soonest
+    return not plan.lane and now < line_state(records).timer_at <= now + plan.template.soonest
 
 
 # --- serving ----------------------------------------------------------------------------------------------------
@@ -547,8 +547,8 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
             turns = _advance(records, lane, ticket, turns)
             if ticket.lane:
                 freed(records, now, steps)
-        elif member or (step is not None and step[7]):
-            member = member or step[1]  # type: ignore[index]
+        elif member or (step is not None and step.by):
+            member = member or step.member  # type: ignore[union-attr]
             _park(records, lane, member, at)
             parked = True
             came_from = looked.pop(lane, member)
@@ -556,8 +556,8 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
                 due.put(came_from, 1, now)  # it made no use of the room there: the next may
         else:
             assert step is not None
-            blocked.append((tier, max(0, step[6])))
-            waits.append((at, step[4], ticket))
+            blocked.append((tier, max(0, step.rank)))
+            waits.append((at, step.base, ticket))
             if tiers == 1:  # there is no other class that could go by it
                 if parked:
                     _look_again(records, now, due, looked)

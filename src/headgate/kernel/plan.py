@@ -7,6 +7,8 @@ same kind with a state of its own; nothing else knows of shares.
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 from ..errors import InvalidInput
 from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
@@ -14,7 +16,7 @@ from .model import NEVER, SECOND
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, NamedTuple
 
     from .limits.base import Lease, Taker
     from .records import Records
@@ -22,17 +24,28 @@ if TYPE_CHECKING:
     Asks = Callable[[Records, int, str, float, float, int], int]
     Charges = Callable[[Records, int, str, float, float, int, Lease], bool]
 
-    #: One limit of a plan, unpacked on every decision: the limit; the member where its state lives (name, name@class, with
-    #: |value for a keyed limit); cost; value; the limit's own name, under which overrides are filed; the share of it; the
-    #: class whose share it is (-1: the limit itself); whether it is by a key.
-    Step = tuple[Limit, str, float, float, str, float, int, bool]
+    class Step(NamedTuple):
+        """One limit that an ask must pass."""
+
+        limit: Limit
+        #: Where its state lives: name or name@class, and for a keyed limit |value, once that is known.
+        member: str
+        #: The key that it is by, or None.
+        by: str | None
+        cost: float
+        value: float
+        #: The limit's own name, under which overrides are filed.
+        base: str
+        #: The share of the limit, and the class whose share it is (-1: the limit itself).
+        share: float
+        rank: int
+
     Steps = tuple[Step, ...]
-    #: The same before cost and key are known: limit, name, value, base, share, rank.
-    Row = tuple[Limit, str, float, str, float, int]
-    #: The same before the key is known: limit, member or what it begins with, by, cost, value, base, share, rank.
-    Blank = tuple[Limit, str, str | None, float, float, str, float, int]
     #: policy fingerprint, class, costs, key: enough to make the plan again in another process.
     Ref = tuple[str, int, tuple[tuple[str, float], ...], tuple[tuple[str, str], ...]]
+
+else:
+    Step = namedtuple("Step", "limit member by cost value base share rank")
 
 WAITING = ("line", "promise")
 KEY_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@/+~=-"
@@ -41,41 +54,49 @@ KEY_RULE = "1 to 200 letters, digits or any of . _ : @ / + ~ = -"
 PATIENCE = 60 * SECOND
 CLAIM = SECOND
 
-#: How many models a policy keeps: gates are asked with few different costs, or with as many as there are asks.
-MODELS = 256
+#: How many templates a policy keeps: gates are asked with few different costs, or with as many as there are asks.
+TEMPLATES = 256
 
 _new = object.__new__
+#: A step from its parts: naming them takes longer.
+_new_step = tuple.__new__
 
 
-class Model:
+class PlanTemplate:
     """What all asks of one class and cost have in common. With a key it makes a plan."""
 
-    __slots__ = ("adapts", "final", "fits", "lease", "others", "plain", "policy", "rank", "ref", "rows", "slots", "soonest",
-                 "weight", "whole")  # fmt: skip
+    __slots__ = ("adapts", "final", "fits", "lease", "others", "plain", "policy", "rank", "ref", "slots", "soonest",
+                 "steps", "weight", "whole")  # fmt: skip
 
-    def __init__(self, policy: Policy, rows: Iterable[Row], rank: int, costs: Mapping[str, float]) -> None:
+    def __init__(self, policy: Policy, steps: Iterable[Step], rank: int, costs: Mapping[str, float]) -> None:
         self.policy = policy
         self.rank = rank
-        #: (limit, member, by, cost, value, base, share, rank): the steps before the key is known.
-        self.rows: list[Blank] = []
-        for limit, name, value, base, share, of_rank in rows:
-            cost = 1.0 if limit.leased else costs[limit.unit]
-            member = name if limit.by is None else f"{name}|"
-            self.rows.append((limit, member, limit.by, cost, value, base, share, of_rank))
-        rates = [row for row in self.rows if not row[0].leased]
-        slots = [(row[0], row) for row in self.rows if isinstance(row[0], Concurrency)]
-        fixed = [row for limit, row in slots if limit.adaptive is None]
-        self.slots = [(row[1], row[2], row[4] + DUST - 1.0) for row in fixed]
-        self.others = [(row[0].earliest, row[0].charge, *row[1:5]) for row in rates[:-1]]
-        self.final = (rates[-1][0].taker(*rates[-1][3:5]), *rates[-1][1:3]) if rates else None
+        #: The steps before the key is known.
+        self.steps = [
+            step._replace(
+                member=step.member if step.by is None else f"{step.member}|",
+                cost=1.0 if step.limit.leased else costs[step.limit.unit],
+            )
+            for step in steps
+        ]
+        rates = [step for step in self.steps if not step.limit.leased]
+        slots = [(step.limit, step) for step in self.steps if isinstance(step.limit, Concurrency)]
+        fixed = [step for limit, step in slots if limit.adaptive is None]
+        self.slots = [(step.member, step.by, step.value + DUST - 1.0) for step in fixed]
+        self.others = [
+            (step.limit.earliest, step.limit.charge, step.member, step.by, step.cost, step.value) for step in rates[:-1]
+        ]
+        last = rates[-1] if rates else None
+        self.final = None if last is None else (last.limit.taker(last.cost, last.value), last.member, last.by)
         self.adapts = len(fixed) < len(slots)
         #: The largest part of any limit that it takes: by this its lane's turn moves on.
-        self.weight: float = max(row[3] / row[4] if not row[0].leased else 1.0 / row[4] for row in self.rows)
+        self.weight: float = max(step.cost / step.value for step in self.steps)
         #: What is confirmed now comes free so many microseconds from now, at the soonest.
         self.soonest = min(
-            (row[0].per for row in rates if isinstance(row[0], RateLimit) and row[0].confirmable), default=0
+            (step.limit.per for step in rates if isinstance(step.limit, RateLimit) and step.limit.confirmable),
+            default=0,
         )
-        self.fits = all(row[3] <= row[0].largest(row[4]) for row in self.rows)
+        self.fits = all(step.cost <= step.limit.largest(step.value) for step in self.steps)
         self.plain = self.fits and policy.waiting == "line" and not self.adapts
         self.lease = min((limit.lease for limit, _ in slots), default=0)
         self.ref = (policy.fingerprint, rank, tuple(costs.items()))
@@ -89,7 +110,7 @@ class Model:
 
     def plan(self, key: Mapping[str, str]) -> Plan:
         plan = _new(ShortPlan)
-        plan.model = self
+        plan.template = self
         plan.key = key
         plan.policy = self.policy
         plan.rank = self.rank
@@ -115,15 +136,15 @@ class Model:
 
 
 class Plan:
-    """What one ask must pass: a model and a key.
+    """What one ask must pass: a template and a key.
 
     Most asks go the short way, which needs no more than `slots`, `others` and `final`: see `ShortPlan`.
     """
 
-    __slots__ = ("adapts", "final", "key", "lane", "lease", "model", "others", "plain", "policy", "rank", "ref", "slots",
-                 "steps")  # fmt: skip
+    __slots__ = ("adapts", "final", "key", "lane", "lease", "others", "plain", "policy", "rank", "ref", "slots",
+                 "steps", "template")  # fmt: skip
 
-    model: Model
+    template: PlanTemplate
     key: Mapping[str, str]
     policy: Policy
     rank: int
@@ -148,21 +169,19 @@ class Plan:
         """The steps with the values in force: an override for the key, else for the limit, else its own."""
         overrides = records.space("overrides")
         changed = []
-        for limit, member, cost, value, base, share, rank, keyed in self.steps:
-            found = overrides.get(f"{base}|{member.partition('|')[2]}") if keyed else None
+        for step in self.steps:
+            found = overrides.get(f"{step.base}|{step.member.partition('|')[2]}") if step.by else None
             if found is None:
-                found = overrides.get(base)
-            if found is not None:
-                value = round(found * share, 9)
-            changed.append((limit, member, cost, value, base, share, rank, keyed))
+                found = overrides.get(step.base)
+            changed.append(step if found is None else step._replace(value=round(found * step.share, 9)))
         return tuple(changed)
 
     def too_large(self, steps: Steps) -> Step | None:
         """The step that this ask could never pass, if there is one."""
-        if steps is self.steps and self.model.fits:
+        if steps is self.steps and self.template.fits:
             return None
         for step in steps:
-            if step[2] > step[0].largest(step[3]):
+            if step.cost > step.limit.largest(step.value):
                 return step
         return None
 
@@ -180,8 +199,8 @@ class ShortPlan(Plan):
             raise AttributeError(name)
         key = self.key
         self.steps = tuple(
-            (limit, name if by is None else name + key[by], cost, value, base, share, rank, by is not None)
-            for limit, name, by, cost, value, base, share, rank in self.model.rows
+            _new_step(Step, (limit, member if by is None else member + key[by], by, cost, value, base, share, rank))
+            for limit, member, by, cost, value, base, share, rank in self.template.steps
         )
         self.lane = ",".join([f"{by}={key[by]}" for by in self.policy.keys]) if key else ""
         self.__class__ = Plan  # type: ignore[assignment]
@@ -194,7 +213,8 @@ def earliest(records: Records, now: int, steps: Steps, start: int) -> tuple[int,
     while True:
         before = at
         for step in steps:
-            then = step[0].earliest(records, now, step[1], step[2], step[3], at if start > now or last else start)
+            begin = at if start > now or last else start
+            then = step.limit.earliest(records, now, step.member, step.cost, step.value, begin)
             if then > at:
                 at, last = then, step
         # In a line the answer is that moment. A promise must hold on all limits at the same time: ask again from there.
@@ -206,15 +226,15 @@ def blocked_by(records: Records, now: int, steps: Steps) -> tuple[int, Step | No
     """Like `earliest` for now, in one pass; a keyed limit that refuses is named before a shared one."""
     if len(steps) == 1:
         step = steps[0]
-        then = step[0].earliest(records, now, step[1], step[2], step[3], now)
+        then = step.limit.earliest(records, now, step.member, step.cost, step.value, now)
         return (then, step) if then > now else (now, None)
     at, last = now, None
     keyed_at, keyed = now, None
     for step in steps:
-        then = step[0].earliest(records, now, step[1], step[2], step[3], now)
+        then = step.limit.earliest(records, now, step.member, step.cost, step.value, now)
         if then > at:
             at, last = then, step
-        if then > keyed_at and step[7]:
+        if then > keyed_at and step.by:
             keyed_at, keyed = then, step
     return (keyed_at, keyed) if keyed is not None else (at, last)
 
@@ -222,26 +242,26 @@ def blocked_by(records: Records, now: int, steps: Steps) -> tuple[int, Step | No
 def charge(records: Records, now: int, steps: Steps, at: int, lease: Lease) -> bool:
     """Charge every limit. Returns whether confirming later would be worth it."""
     worth = False
-    for limit, member, cost, value, _, _, _, _ in steps:
-        if limit.charge(records, now, member, cost, value, at, lease):
+    for step in steps:
+        if step.limit.charge(records, now, step.member, step.cost, step.value, at, lease):
             worth = True
     return worth
 
 
 def hold(records: Records, now: int, steps: Steps, lease: Lease) -> None:
-    for limit, member, cost, _, _, _, _, _ in steps:
-        limit.hold(records, now, member, cost, lease)
+    for step in steps:
+        step.limit.hold(records, now, step.member, step.cost, lease)
 
 
 def let_go(records: Records, now: int, steps: Steps, lease: Lease) -> None:
-    for limit, member, cost, _, _, _, _, _ in steps:
-        limit.hold(records, now, member, -cost, lease)
+    for step in steps:
+        step.limit.hold(records, now, step.member, -step.cost, lease)
 
 
 class Policy:
     """The limits of one gate, its classes (highest first, name → share), and its timings in microseconds."""
 
-    __slots__ = ("_fingerprint", "_models", "_ranks", "_templates", "claim", "keys", "limits", "name", "patience",
+    __slots__ = ("_by_class", "_fingerprint", "_ranks", "_templates", "claim", "keys", "limits", "name", "patience",
                  "priorities", "units", "waiting")  # fmt: skip
 
     def __init__(
@@ -267,13 +287,14 @@ class Policy:
         self.patience = patience
         self.claim = claim
         self._fingerprint = ""
-        self._models: dict[Any, Model] = {}
+        self._templates: dict[Any, PlanTemplate] = {}
         self._check()
         self.keys = tuple(sorted({limit.by for limit in self.limits if limit.by}))
         self.units = frozenset(limit.unit for limit in self.limits if not limit.leased) | {"requests"}
         self._ranks: dict[str | None, int] = {None: 0}
         self._ranks.update((name, rank) for rank, name in enumerate(self.priorities))
-        self._templates = [self._template(rank) for rank in range(max(1, len(self.priorities)))]
+        #: By rank, every limit that a class must pass, before cost and key are known.
+        self._by_class = [self._steps(rank) for rank in range(max(1, len(self.priorities)))]
 
     def _check(self) -> None:
         where = f"gate {self.name!r}"
@@ -337,20 +358,21 @@ class Policy:
         limits = [limit.scaled(share) for limit in self.limits]
         return Policy(self.name, limits, waiting=self.waiting, priorities=self.priorities)
 
-    def _template(self, rank: int) -> list[Row]:
-        """Every limit that a class must pass."""
-        rows: list[Row] = []
+    def _steps(self, rank: int) -> list[Step]:
+        """Every limit that a class must pass, before cost and key are known."""
+        steps: list[Step] = []
         for limit in self.limits:
-            rows.append((limit, limit.name, limit.limit, limit.name, 1.0, -1))
+            steps.append(Step(limit, limit.name, limit.by, 0.0, limit.limit, limit.name, 1.0, -1))
             for at, (name, share) in enumerate(self.priorities.items()):
                 if at <= rank and share < 1.0:
                     part = limit.scaled(share)
-                    rows.append((part, f"{limit.name}@{name}", part.limit, limit.name, share, at))
-        return rows
+                    member = f"{limit.name}@{name}"
+                    steps.append(Step(part, member, limit.by, 0.0, part.limit, limit.name, share, at))
+        return steps
 
-    def all_rows(self) -> list[Row]:
+    def all_steps(self) -> list[Step]:
         """Every limit of the gate, and every class's share of one."""
-        return self._templates[-1]
+        return self._by_class[-1]
 
     def plan(
         self, cost: float | Mapping[str, float] = 1, key: Mapping[str, str] | None = None, priority: str | None = None
@@ -360,32 +382,32 @@ class Policy:
         if rank is None:
             known = ", ".join(repr(name) for name in self.priorities) or "none: it has no priorities"
             raise InvalidInput(f"gate {self.name!r} has no priority {priority!r}; it has {known}")
-        model = self.model(cost, rank)
-        return model.whole if key is None and model.whole is not None else model.plan_for(key)
+        template = self.template(cost, rank)
+        return template.whole if key is None and template.whole is not None else template.plan_for(key)
 
-    def model(self, cost: float | Mapping[str, float] = 1, rank: int = 0) -> Model:
+    def template(self, cost: float | Mapping[str, float] = 1, rank: int = 0) -> PlanTemplate:
         """What all asks of a class with this cost have in common."""
         plain = cost.__class__ is int or cost.__class__ is float  # True is no cost, though it equals 1
-        model = self._models.get((rank, cost)) if plain else None
-        if model is None:
-            model = self._model(rank, self.checked_costs(cost))
+        template = self._templates.get((rank, cost)) if plain else None
+        if template is None:
+            template = self._template(rank, self.checked_costs(cost))
             if plain:
-                self._models[rank, cost] = model
-        return model
+                self._templates[rank, cost] = template
+        return template
 
     def plan_of(self, ref: Any) -> Plan:
         """The plan of a ref of this policy."""
-        model = self._model(ref[1], dict(ref[2]))
-        return model.whole or model.plan(dict(ref[3]))
+        template = self._template(ref[1], dict(ref[2]))
+        return template.whole or template.plan(dict(ref[3]))
 
-    def _model(self, rank: int, costs: Mapping[str, float]) -> Model:
+    def _template(self, rank: int, costs: Mapping[str, float]) -> PlanTemplate:
         asked = (rank, *costs.items())
-        model = self._models.get(asked)
-        if model is None:
-            if len(self._models) >= MODELS:
-                self._models.clear()
-            model = self._models[asked] = Model(self, self._templates[rank], rank, costs)
-        return model
+        template = self._templates.get(asked)
+        if template is None:
+            if len(self._templates) >= TEMPLATES:
+                self._templates.clear()
+            template = self._templates[asked] = PlanTemplate(self, self._by_class[rank], rank, costs)
+        return template
 
     def checked_costs(self, cost: float | Mapping[str, float]) -> dict[str, float]:
         """The cost by unit, each above 0. Raises InvalidInput for a unit that is unknown or missing."""
@@ -487,7 +509,7 @@ def recall(records: Records, ref: Any, known: Policy | None = None) -> Plan:
         _policies[ref[0]] = policy
     plan = policy.plan_of(ref)
     if ref.__class__ is tuple:
-        if len(_plans) >= MODELS:
+        if len(_plans) >= TEMPLATES:
             _plans.clear()
         _plans[ref] = plan
     return plan

@@ -71,7 +71,7 @@ def admit(now: int, records: Records, plan: Plan, id: str, holder: str | None, l
 def _not_now(now: int, records: Records, plan: Plan) -> Wait:
     at, step = earliest_now(records, now, plan.steps)
     assert step is not None
-    return Wait(at, step[4], 1, None, now)
+    return Wait(at, step.base, 1, None, now)
 
 
 class Admit(Command):
@@ -130,7 +130,7 @@ class Admit(Command):
         paused, tickets = head.paused, head.tickets
         steps = steps_in_force(records, now, plan) if head.overrides or head.lost else plan.steps
         if (step := plan.too_large(steps)) is not None:
-            return Refusal(step[4], too_large(step, plan), now=now)
+            return Refusal(step.base, too_large(step, plan), now=now)
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)
         last: Step | None = None
@@ -228,12 +228,12 @@ class Admit(Command):
     def _wait(self, records: Records, now: int, at: int, step: Step | None) -> Wait:
         head = records.head
         reason = "paused" if head.paused > now and step is None else ""
-        return Wait(at, step[4] if step else None, head.tickets + 1, now=now, reason=reason)
+        return Wait(at, step.base if step else None, head.tickets + 1, now=now, reason=reason)
 
     def _promise(self, records: Records, now: int, steps: Steps) -> Grant | Refusal:
         at, step = earliest(records, now, steps, max(now, records.head.paused))
         if at - now > self.latest:
-            return Refusal(step[4] if step else None, "its time would come too late", at, now)
+            return Refusal(step.base if step else None, "its time would come too late", at, now)
         return self._grant(records, now, steps, at)._replace(now=now)
 
 
@@ -303,7 +303,7 @@ def earliest_now(records: Records, now: int, steps: Steps) -> tuple[int, Step | 
     """The first moment at which every limit of a line gate allows it, and the limit that is last."""
     at, last = now, None
     for step in steps:
-        then = step[0].earliest(records, now, step[1], step[2], step[3], now)
+        then = step.limit.earliest(records, now, step.member, step.cost, step.value, now)
         if then > at:
             at, last = then, step
     return at, last

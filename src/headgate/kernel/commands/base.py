@@ -118,12 +118,12 @@ def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
         assumed = records.space("assumed")
         over = now > lost + REMEMBER
         for step in steps:
-            limit = step[0]
+            limit = step.limit
             if isinstance(limit, RateLimit) and now < lost + limit.per + limit.slack:
                 over = False
-            if assumed.get(step[1]) is None:
-                limit.assume_used(records, now, step[1], step[3], lost)
-                assumed[step[1]] = 1
+            if assumed.get(step.member) is None:
+                limit.assume_used(records, now, step.member, step.value, lost)
+                assumed[step.member] = 1
         if over:
             records.drop("assumed")
             head.amend(lost=0)
@@ -131,10 +131,10 @@ def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
 
 
 def too_large(step: Step, plan: Plan) -> str:
-    limit, _, cost, value, _, _, rank, _ = step
+    limit, rank = step.limit, step.rank
     whose = f"the share of priority {list(plan.policy.priorities)[rank]!r}" if rank >= 0 else "it"
-    most = "no slot at all" if limit.leased else f"at most {limit.largest(value):g} at once"
-    return f"a cost of {cost:g} {limit.unit} can never fit: {whose} allows {most}"
+    most = "no slot at all" if limit.leased else f"at most {limit.largest(step.value):g} at once"
+    return f"a cost of {step.cost:g} {limit.unit} can never fit: {whose} allows {most}"
 
 
 def pause(records: Records, until: int, reason: str) -> None:

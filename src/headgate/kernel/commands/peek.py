@@ -57,13 +57,13 @@ class Peek(Command):
             if excessive is None:  # what never fits has no earliest moment, and looking for it would take as long
                 at, step = earliest(records, now, steps, now) if promising else earliest_now(records, now, steps)
             if excessive is not None:
-                decision = Refusal(excessive[4], too_large(excessive, plan), now=now)
+                decision = Refusal(excessive.base, too_large(excessive, plan), now=now)
             elif paused > now and paused >= at:
                 decision = Wait(paused, None, tickets + 1, now=now, reason="paused")
             elif at > now:
                 assert step is not None
-                decision = Wait(at, step[4], tickets + 1, now=now)
-                blocking = step[1]
+                decision = Wait(at, step.base, tickets + 1, now=now)
+                blocking = step.member
             elif tickets and line.is_behind(records, plan, state := line.line_state(records)):
                 decision = Wait(max(now + 1, state.free_at), state.limit or None, tickets + 1, now=now, reason="line")
         else:
@@ -79,10 +79,10 @@ class Peek(Command):
         return Snapshot(now, head.seq, until, head.reason, tickets, limits, leases, values, decision, waiters)
 
     def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
-        usage = step[0].describe(records, now, step[1], step[3])
-        if step[6] < 0:
+        usage = step.limit.describe(records, now, step.member, step.value)
+        if step.rank < 0:
             return usage
-        return replace(usage, name=step[1].partition("|")[0])
+        return replace(usage, name=step.member.partition("|")[0])
 
     def _limits(self, records: Records, now: int) -> tuple[LimitUsage, ...]:
         """Every limit that is not by a key, with the shares of the classes."""
@@ -90,7 +90,7 @@ class Peek(Command):
         plain = dict.fromkeys(self.policy.keys, "-")
         plan = self.policy.plan(dict.fromkeys(self.policy.units, 1.0), plain or None, lowest)
         steps = plan.current(records) if records.head.overrides else plan.steps
-        return tuple(self._describe(records, now, step) for step in steps if not step[7])
+        return tuple(self._describe(records, now, step) for step in steps if not step.by)
 
     def _leases(self, records: Records, now: int, blocking: str | None) -> tuple[Any, ...]:
         """(id, holder, key, granted at, expires, rank) of who holds the blocking limit, or anything at all."""

@@ -65,9 +65,9 @@ class Renew(Command):
         holder: str | None,
     ) -> int:  # fmt: skip
         expires = now + length
-        slots = [step for step in plan.steps if step[0].leased]
+        slots = [step for step in plan.steps if step.limit.leased]
         for step in slots:
-            leases = records.leases[step[1]]
+            leases = records.leases[step.member]
             prune(leases, now)
             # Where the store lost its state, the holder has not lost its slot: it registers again.
             if leases.get(id) is None and not lost > at:
@@ -75,9 +75,9 @@ class Renew(Command):
             if not self.exactly:
                 expires = max(expires, leases.score(id) or 0)
         for step in slots:
-            confirmed = (records.leases[step[1]].get(id) or ())[4:]
+            confirmed = (records.leases[step.member].get(id) or ())[4:]
             row = (plan.ref, at, fence, holder, *confirmed)
-            step[0].charge(records, now, step[1], 1.0, step[3], at, (id, expires, row))
+            step.limit.charge(records, now, step.member, 1.0, step.value, at, (id, expires, row))
         permit = records.space("permits").get(id)
         if permit is not None:
             records.space("permits")[id] = (*permit[:2], expires, *permit[3:])
@@ -103,7 +103,7 @@ class Extend(Command):
         row = None
         if found is not None:
             plan = recall(records, found[0], self.policy)
-            member = next((step[1] for step in plan.steps if step[0].leased), None)
+            member = next((step.member for step in plan.steps if step.limit.leased), None)
             row = None if member is None else records.leases[member].get(self.id)
         if row is None:
             return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)

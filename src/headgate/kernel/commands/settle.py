@@ -33,8 +33,8 @@ def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -
         if expires is None or expires <= now:
             reply = LOST
     if worth and reply is ENDED:
-        for limit, member, cost, value, _, _, _, _ in plan.steps:
-            limit.confirm(records, now, member, cost, value, at)
+        for step in plan.steps:
+            step.limit.confirm(records, now, step.member, step.cost, step.value, at)
     return reply
 
 
@@ -108,8 +108,8 @@ class Settle(Command):
         plan = self.plan
         if not (lost or confirmed):
             if self.worth:
-                for limit, member, cost, value, _, _, _, _ in steps:
-                    limit.confirm(records, now, member, cost, value, self.at)
+                for step in steps:
+                    step.limit.confirm(records, now, step.member, step.cost, step.value, self.at)
             if plan.lease or permit is not None:
                 self._mark_confirmed(records, now, steps, permit)
         if records.head.tickets and not line.is_early(records, now, plan):
@@ -120,8 +120,8 @@ class Settle(Command):
     def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
         """Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time."""
         for step in steps:
-            if step[0].leased:
-                leases = records.leases[step[1]]
+            if step.limit.leased:
+                leases = records.leases[step.member]
                 leases[self.id] = (*leases.get(self.id)[:4], now)
         if permit is not None:
             records.space("permits")[self.id] = (*permit[:7], now)
@@ -130,8 +130,8 @@ class Settle(Command):
         """Whether the lease is still ours: it is in the set, and has not expired unseen."""
         lives = True
         for step in steps:
-            if step[0].leased:
-                leases = records.leases[step[1]]
+            if step.limit.leased:
+                leases = records.leases[step.member]
                 prune(leases, now)
                 if leases.get(self.id) is None:
                     lives = False
@@ -141,10 +141,11 @@ class Settle(Command):
         # One that was lost on one limit (it was reset) may still hold a slot of another.
         adapted = False
         assert self.outcome is not None
-        for limit, member, _, value, _, _, _, _ in steps:
+        for step in steps:
+            limit, member = step.limit, step.member
             if limit.leased:
                 if not lost:
-                    adapted |= limit.feedback(records, now, member, value, self.outcome, self.at)
+                    adapted |= limit.feedback(records, now, member, step.value, self.outcome, self.at)
                 records.leases[member].delete(self.id)
         return adapted
 
@@ -154,7 +155,8 @@ class Settle(Command):
         outcome, at, actual = self.outcome, self.at, self.actual
         refunds = outcome is not None and OUTCOMES[outcome].refunds
         told = outcome is not None and OUTCOMES[outcome].answered and self.worth and not (lost or confirmed)
-        for limit, member, cost, value, _, _, _, _ in steps:
+        for step in steps:
+            limit, member, cost, value = step.limit, step.member, step.cost, step.value
             if limit.leased:
                 continue
             if refunds:

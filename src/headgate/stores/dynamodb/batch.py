@@ -148,7 +148,7 @@ class BatchResult:
 def values_of(command: Command) -> set[str]:
     """The values of keys that a command names: they are read before it runs."""
     plans = [row[0] for row in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
-    return {step[1].partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step[7]}
+    return {step.member.partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step.by}
 
 
 def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | None:
@@ -156,14 +156,14 @@ def no_slot_left(command: Admit, now: int, records: DynamoRecords) -> Denied | N
     if not command.lease:
         return None
     for step in command.plan.current(records) if records.head.overrides else command.plan.steps:
-        if not step[0].leased or len(leases := records.leases[step[1]]) < MOST_LEASES:
+        if not step.limit.leased or len(leases := records.leases[step.member]) < MOST_LEASES:
             continue
         prune(leases, now)
-        if MOST_LEASES <= len(leases) < step[3] and leases.get(command.id) is None:
+        if MOST_LEASES <= len(leases) < step.value and leases.get(command.id) is None:
             return Denied(
                 f"no room for one more lease: on DynamoDB a limit has at most {MOST_LEASES:,}, since an item is bounded",
                 gate=records.gate,
-                limit=step[4],
+                limit=step.base,
                 retry_after=max(0, leases.first()[0] - now) / SECOND,
             )
     return None

@@ -94,7 +94,8 @@ class Polling:
         at = max(now, records.head.paused)
         if at > now and ahead:
             at += 1
-        for limit, member, cost, value, _, _, _, _ in steps:
+        for step in steps:
+            limit, member, cost, value = step.limit, step.member, step.cost, step.value
             if limit.leased:
                 at = max(at, now + round(self._slot_free_in(records, member, value, now, ahead + 1) * SECOND))
             else:

@@ -64,8 +64,10 @@ class NeedCalendar(HeadgateError):
 def compiled(policy: Policy) -> bytes:
     """A policy as rows: kind, member, by, unit, value, base, share, class, numbers; a class passes those up to its own."""
     rows, longest = [], 0
-    for limit, member, value, base, share, rank in policy.all_rows():
-        rows.append((limit.kind, member, limit.by, limit.unit, value, base, share, rank, *limit.numbers()))
+    for step in policy.all_steps():
+        limit = step.limit
+        told = (step.value, step.base, step.share, step.rank)
+        rows.append((limit.kind, step.member, limit.by, limit.unit, *told, *limit.numbers()))
         longest = max(longest, limit.remembers())
     life = min(2 * longest + IDLE, 2**50)
     names = list(policy.priorities)
@@ -79,7 +81,7 @@ def _ref(ref: Any) -> bytes:
 
 
 @lru_cache(_KEPT)
-def _model(ref: Any) -> bytes:
+def _template(ref: Any) -> bytes:
     """What a ref begins with, up to its key."""
     return inside(b"".join(map(pack, ref)))
 
@@ -87,7 +89,7 @@ def _model(ref: Any) -> bytes:
 @lru_cache(_KEPT)
 def _head(letter: str, ref: Any, *told: Any) -> bytes:
     """What asks or ends have in common; `actual` is pairs here, so that it can be kept."""
-    return pack((letter, _model(ref), *told))
+    return pack((letter, _template(ref), *told))
 
 
 def _key(key: Mapping[str, str]) -> bytes:
@@ -175,7 +177,7 @@ def encode(
             plan = command.plan
             key = plan.key
             holder = command.holder
-            told = _ask(command, first, plan.model.ref, bool(key))
+            told = _ask(command, first, plan.template.ref, bool(key))
             if told != asked:  # most are as the one before
                 asked, head = told, _head(_ASK, *told)
             argument: Any = holder
@@ -183,7 +185,7 @@ def encode(
             plan = command.plan
             key = plan.key
             asked = ()
-            head = _head(_END, *_end(command, first, plan.model.ref, bool(key)))
+            head = _head(_END, *_end(command, first, plan.template.ref, bool(key)))
             argument = command.at
         else:
             sent = type(command)

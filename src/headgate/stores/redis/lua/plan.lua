@@ -4,14 +4,14 @@
 -- What policies and refs are compiled to never changes: a library caches it from call to call. Of plans only a few:
 -- among many keys hardly one is asked for again, and the garbage collector pays more for a table that was kept than for
 -- a new one.
-local POLICIES, MODELS, PLANS = 256, 256, 64
-local policies, models, plans, policies_made, models_made, plans_made, remembered = {}, {}, {}, 0, 0, 0, {}
+local POLICIES, TEMPLATES, PLANS = 256, 256, 64
+local policies, templates, plans, policies_made, templates_made, plans_made, remembered = {}, {}, {}, 0, 0, 0, {}
 
 -- A call begins: these policies came with it.
 function begin_plans(policies_sent)
   sent, remembered = policies_sent, {}
   if policies_made > POLICIES then policies, policies_made = {}, 0 end
-  if models_made > MODELS then models, models_made = {}, 0 end
+  if templates_made > TEMPLATES then templates, templates_made = {}, 0 end
   if plans_made > PLANS then plans, plans_made = {}, 0 end
 end
 
@@ -60,11 +60,11 @@ end
 
 -- What all asks of one class and cost have in common: the steps before the key is known. A plan and its steps hold only
 -- what depends on the key, and look up the rest here: among many keys nearly every ask makes a plan.
-local function model_of(policy, rank, costs)
+local function template_of(policy, rank, costs)
   local cost_of = {}
   for _, pair in ipairs(costs) do cost_of[pair[1]] = pair[2] end
-  local model = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {}}
-  model.model, model.__index = model, model
+  local template = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {}}
+  template.template, template.__index = template, template
   for index, row in ipairs(policy.rows) do
     if row[8] <= rank then
       local limit, value = limit_of(policy, index), row[5]
@@ -73,22 +73,22 @@ local function model_of(policy, rank, costs)
       local step = {limit = limit, member = row[2], begins = row[2] .. '|', by = by, cost = cost, value = value, base = row[6],
         share = row[7], rank = row[8], keyed = by and true or false}
       step.__index = step
-      model.rows[#model.rows + 1] = step
-      model.weight = max(model.weight, cost / value)
-      if cost > limit:largest(value) then model.fits = false end
+      template.rows[#template.rows + 1] = step
+      template.weight = max(template.weight, cost / value)
+      if cost > limit:largest(value) then template.fits = false end
       if limit.leased then
-        model.lease = model.lease == 0 and limit.lease or min(model.lease, limit.lease)
-        if limit.adaptive then model.adapts = true end
+        template.lease = template.lease == 0 and limit.lease or min(template.lease, limit.lease)
+        if limit.adaptive then template.adapts = true end
       elseif limit.confirmable then
-        model.soonest = model.soonest == 0 and limit.per or min(model.soonest, limit.per)
+        template.soonest = template.soonest == 0 and limit.per or min(template.soonest, limit.per)
       end
     end
   end
-  return model
+  return template
 end
 
-local function plan_of(model, ref, key)
-  local steps, lane, first = model.rows, '', key[1]
+local function plan_of(template, ref, key)
+  local steps, lane, first = template.rows, '', key[1]
   if first then
     local name, value, key_of = first[1], first[2], nil
     lane = name .. '=' .. value
@@ -101,34 +101,34 @@ local function plan_of(model, ref, key)
       end
     end
     steps = {}
-    for index = 1, #model.rows do
-      local row = model.rows[index]
+    for index = 1, #template.rows do
+      local row = template.rows[index]
       local by = row.by
       steps[index] = by and setmetatable({member = row.begins .. (by == name and value or key_of[by])}, row) or row
     end
   end
-  local plan = setmetatable({ref = ref, lane = lane, steps = steps}, model)
+  local plan = setmetatable({ref = ref, lane = lane, steps = steps}, template)
   plans[ref] = plan
   plans_made = plans_made + 1
   return plan
 end
 
-local function keep(beginning, model)
-  models[beginning] = model
-  models_made = models_made + 1
+local function keep(beginning, template)
+  templates[beginning] = template
+  templates_made = templates_made + 1
 end
 
 -- The plan of an ask: `beginning` is that of its ref, packed, and `key` the packed rest.
 function plan_for(beginning, key)
   local ref = '\148' .. beginning .. key
-  local model = models[beginning]
-  if not model then
+  local template = templates[beginning]
+  if not template then
     local plan = recall(ref)
-    keep(beginning, plan.model)
+    keep(beginning, plan.template)
     return plan
   end
-  if model.policy.life > records.life then records.life = model.policy.life end
-  return plans[ref] or plan_of(model, ref, unpacked(key))
+  if template.policy.life > records.life then records.life = template.policy.life end
+  return plans[ref] or plan_of(template, ref, unpacked(key))
 end
 
 -- The plan of a ref, by the policy that is stored with the state; by `known` where that was lost.
@@ -142,17 +142,17 @@ function recall(ref, known)
   local policy = policy_of(parts[1])
   if not policy then
     if not known then error('headgate: the policy ' .. parts[1] .. ' of this gate is gone from the server') end
-    plan = plan_of(model_of(known, parts[2], parts[3]), ref, parts[4])
+    plan = plan_of(template_of(known, parts[2], parts[3]), ref, parts[4])
     plans[ref] = nil -- it is made of another policy than its own
     return plan
   end
   local beginning = pack(parts[1], parts[2], parts[3]) -- not always as the client packs it
-  local model = models[beginning]
-  if not model then
-    model = model_of(policy, parts[2], parts[3])
-    keep(beginning, model)
+  local template = templates[beginning]
+  if not template then
+    template = template_of(policy, parts[2], parts[3])
+    keep(beginning, template)
   end
-  return plan_of(model, ref, parts[4])
+  return plan_of(template, ref, parts[4])
 end
 
 -- As Python rounds a share of an override: to nine places.
