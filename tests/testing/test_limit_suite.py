@@ -63,4 +63,4 @@ class TestAdaptiveConcurrency(LimitSuite):
 
 def test_every_kind_in_the_table_has_passed_the_suite() -> None:
     kinds = {suite().make_limit().kind for suite in LimitSuite.__subclasses__()}
-    assert kinds == set(KINDS)
+    assert kinds >= set(KINDS)

@@ -1,4 +1,4 @@
-"""What every kind of limit must pass, run through `Gate` on a store in memory with a clock that stands still."""
+"""What every kind of limit must pass, run through `Gate` with a clock that stands still, on a store in memory by default."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..gate import Permit
     from ..kernel.limits import Limit
+    from ..stores.base import Store
 
 #: More asks than this and the limit under test is too large for the suite.
 MOST = 10_000
@@ -38,6 +39,7 @@ class LimitSuite:
     """Subclass it, name the class `Test…`, and make your limit in `make_limit`; pytest does the rest.
 
     The limit should be small (a few dozen asks use it up) and not by a key. `cost` is what one ask takes of its unit.
+    `make_store` may be given as well, to run it on another store that decides with the limit's own class.
     """
 
     cost: float = 1.0
@@ -45,11 +47,15 @@ class LimitSuite:
     def make_limit(self) -> Limit:
         raise NotImplementedError("make_limit() returns the limit under test")
 
+    def make_store(self, clock: FakeClock) -> Store:
+        """A new, empty store that takes its time from `clock`."""
+        return MemoryStore(clock=clock)
+
     # --- what the tests are made of ------------------------------------------------------------------------------
 
-    def gate(self, limit: Limit | None = None, store: MemoryStore | None = None, **more: Any) -> tuple[Gate, FakeClock]:
+    def gate(self, limit: Limit | None = None, store: Store | None = None, **more: Any) -> tuple[Gate, FakeClock]:
         clock = FakeClock()
-        store = store or MemoryStore(clock=clock)
+        store = store or self.make_store(clock)
         return Gate("suite", [limit or self.make_limit()], store=store, **more), clock
 
     def ask(self, gate: Gate, cost: float | None = None) -> Permit | float:
@@ -162,7 +168,7 @@ class LimitSuite:
     def test_two_versions_of_a_configuration_share_one_state(self) -> None:
         limit = self.make_limit()
         clock = FakeClock()
-        store = MemoryStore(clock=clock)
+        store = self.make_store(clock)
         old = Gate("suite", [limit], store=store)
         new = Gate("suite", [limit.scaled(2.0)], store=store)
         used = len(self.use_up(old))
@@ -200,7 +206,7 @@ class LimitSuite:
     def test_another_kind_under_its_name_is_an_error_that_names_reset(self) -> None:
         limit = self.make_limit()
         clock = FakeClock()
-        store = MemoryStore(clock=clock)
+        store = self.make_store(clock)
         gate = Gate("suite", [limit], store=store)
         self.ask(gate)
         other: Limit = Bucket(5, per="1s", name=limit.name)
@@ -214,7 +220,7 @@ class LimitSuite:
     def test_a_called_ticket_holds_what_it_will_take(self) -> None:
         limit = self.make_limit()
         clock = FakeClock()
-        store = MemoryStore(clock=clock)
+        store = self.make_store(clock)
         gate = Gate("suite", [limit], store=store, claim="1s")
         plan = gate.policy.plan(1 if limit.leased else {limit.unit: self.cost})
         permits = self.use_up(gate)

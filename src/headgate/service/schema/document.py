@@ -67,6 +67,13 @@ NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
 
 _GATE = schemas(Usage, limits=_list("LimitUsage"))
 
+
+def _limit_usage() -> Schema:
+    """The usage of a limit; its kinds are those that the process has now, with any of its own."""
+    kinds = {"type": "string", "enum": list(LIMIT_KINDS)}
+    return _object("How full one limit is. Times are seconds from now.", **schemas(LimitUsage, kind=kinds))
+
+
 #: Schemas of answers.
 ANSWERS: dict[str, Schema] = {
     "Permit": _object(
@@ -94,10 +101,7 @@ ANSWERS: dict[str, Schema] = {
         id=PERMIT_ID,
         released={**YES, "description": "False: it had already ended, and nothing was changed."},
     ),
-    "LimitUsage": _object(
-        "How full one limit is. Times are seconds from now.",
-        **schemas(LimitUsage, kind={"type": "string", "enum": list(LIMIT_KINDS)}),
-    ),
+    "LimitUsage": _limit_usage(),
     "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=or_null(TEXT), value=NUMBER),
     "Holder": _object(
         "A live lease. `since` is seconds ago, `expires` seconds from now.",
@@ -200,7 +204,7 @@ def document(settings: Serve, tokens: bool, gates: list[str]) -> Schema:
                     "enum": gates,
                     "description": PARAMETERS["gate"]["description"],
                 }
-    components: Schema = {"schemas": {**ANSWERS, "Command": _command_schema()}}
+    components: Schema = {"schemas": {**ANSWERS, "LimitUsage": _limit_usage(), "Command": _command_schema()}}
     if tokens:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {

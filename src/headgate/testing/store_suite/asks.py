@@ -5,8 +5,9 @@ from __future__ import annotations
 from ...errors import Denied, IdConflict, InvalidInput
 from ...gate import Gate
 from ...kernel.commands import Cancel, Stand
-from ...kernel.limits import Bucket, Concurrency, Quota, Window
+from ...kernel.limits import Concurrency, Window
 from .base import StoreHarness
+from .rates import rates
 
 
 class AskTests(StoreHarness):
@@ -14,9 +15,7 @@ class AskTests(StoreHarness):
 
     def test_all_limits_of_an_ask_are_taken_together_or_none(self) -> None:
         gate = self.gate(
-            Window(100, per="1m", name="w"),
-            Bucket(100, per="1m", name="b"),
-            Quota(100, per="day", name="q"),
+            *rates(100),
             Concurrency(100, name="mine", by="org"),
             Concurrency(3, lease="1m", name="all"),
         )
@@ -79,7 +78,7 @@ class AskTests(StoreHarness):
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def test_a_class_leaves_the_rest_to_those_above_it(self) -> None:
-        for limit in (Window(10, per="1m"), Bucket(10, per="1m", slack=0), Quota(10), Concurrency(10)):
+        for limit in (*rates(10), Concurrency(10)):
             gate = Gate(f"share-{limit.kind}", [limit], store=self.store, priorities={"live": 1.0, "batch": 0.8})
             assert self.count(gate, priority="batch") == 8
             assert self.count(gate, priority="live") == 2

@@ -9,6 +9,19 @@ from ...kernel.model import SECOND, Wait
 from ..upstream import FakeUpstream
 from .base import StoreHarness
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...kernel.limits import Limit
+
+
+def rates(limit: int) -> list[Limit]:
+    """A limit of this value of every kind that is no concurrency, without slack."""
+    return [
+        Window(limit, per="1m", slack=0, name="w"),
+        Bucket(limit, per="1m", slack=0, name="b"),
+        Quota(limit, per="day", slack=0, name="q"),
+    ]
+
 
 class RateTests(StoreHarness):
     def test_a_window_never_lets_more_arrive_in_any_window_whatever_the_delay(self) -> None:
