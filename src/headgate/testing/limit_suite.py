@@ -1,4 +1,4 @@
-"""What every kind of limit must pass, run through `Gate` with a clock that stands still, on a store in memory by default."""
+"""What every kind of limit must pass, through `Gate` with a clock that stands still: on a store in memory, by default."""
 
 from __future__ import annotations
 
