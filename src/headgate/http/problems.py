@@ -65,15 +65,15 @@ class Problem(Exception):
 
     def value(self) -> dict[str, Any]:
         """The JSON object of the answer."""
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "type": TYPE_PREFIX + self.kind,
             "title": KINDS[self.kind][1],
             "status": self.status,
             "detail": shown(self.detail),
         }
         if self.retry_after is not None:
-            told["retry_after"] = round(self.retry_after, 6)
-        return told | self.facts
+            members["retry_after"] = round(self.retry_after, 6)
+        return members | self.facts
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the answer; 429 and 503 always have `Retry-After`."""

@@ -65,7 +65,7 @@ class Watcher:
         self.latest: bytes | None = None
         self.over = False
 
-    def tell(self, sample: bytes) -> None:
+    def offer(self, sample: bytes) -> None:
         self.latest = sample
         self.news.set()
 
@@ -146,7 +146,7 @@ class Sampler:
         if watched:
             sample = b"event: gates\ndata: %s\n\n" % encode({"at": at, "gates": list(looked.values())}).encode()
             for watcher in self._watchers:
-                watcher.tell(sample)
+                watcher.offer(sample)
 
     def _names(self) -> Iterable[str]:
         return self._guard.gates
@@ -179,8 +179,8 @@ class Sampler:
         for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             if isinstance(snapshot, Snapshot):
                 add_keys(found[served.name], served, snapshot)
-        for told in found.values():
-            told.get("keys", []).sort(key=lambda row: row["key"])  # in a stable order, so that rows do not jump
+        for event in found.values():
+            event.get("keys", []).sort(key=lambda row: row["key"])  # in a stable order, so that rows do not jump
         return found
 
     def _event_of(self, served: ServedGate, snapshot: Snapshot) -> dict[str, Any]:
@@ -260,13 +260,13 @@ def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -
     return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
 
-def add_keys(told: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> None:
+def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> None:
     limits = {limit.name: limit for limit in served.policy.limits}
     overrides = overrides_of(snapshot)
-    known = {(row["name"], row["key"]) for row in told["keys"]}
+    known = {(row["name"], row["key"]) for row in event["keys"]}
     for row in snapshot.limits:
         if row.key is not None and "@" not in row.name and (row.name, row.key) not in known:
-            told["keys"].append(limit_row(row, limits, overrides))
+            event["keys"].append(limit_row(row, limits, overrides))
 
 
 def holder_row(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:

@@ -48,8 +48,8 @@ async def _change(guard: Guard, request: Request, key: dict[str, str] | None, va
 
 
 def _paused(usage: Usage) -> dict[str, Any]:
-    told = members(usage)
-    return {name: told[name] for name in PAUSED}
+    shown = members(usage)
+    return {name: shown[name] for name in PAUSED}
 
 
 async def pause(guard: Guard, request: Request) -> Response:

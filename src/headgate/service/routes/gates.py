@@ -57,10 +57,10 @@ def cost_of(text: str | None) -> Any:
 
 def usage_of(served: ServedGate, usage: Usage) -> dict[str, Any]:
     """A gate as clients see it. Times are seconds from now."""
-    policy, told = served.policy, members(usage)
-    limits = told.pop("limits")
+    policy, shown = served.policy, members(usage)
+    limits = shown.pop("limits")
     return {
-        **told,
+        **shown,
         "mode": policy.waiting,
         "keys": list(policy.keys),
         "units": sorted(policy.units),

@@ -38,13 +38,13 @@ PAUSED = ("gate", "paused_for", "pause_reason")
 
 def members(usage: Usage) -> dict[str, Any]:
     """A gate's usage as clients see it. Times are seconds from now; a text that says nothing is null."""
-    told = {}
+    shown = {}
     for field in fields(usage):
         name = field.metadata.get("http", field.name)
         if name is not None:
             value = getattr(usage, field.name)
-            told[name] = None if value == "" else plain(value)
-    return told
+            shown[name] = None if value == "" else plain(value)
+    return shown
 
 
 def schemas(usage: type[Usage] | type[LimitUsage], /, **given: Schema) -> dict[str, Schema]:

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from ...kernel.plan import Plan, Policy
     from .execute import StoreServer
 
-#: What ids are made of: a key's alphabet, and the commas of an id that tells its keys.
+#: What ids are made of: a key's alphabet, and the commas of an id that names its keys.
 _ID = re.compile(r"[A-Za-z0-9._:@/+~=,-]{1,600}")
 _SESSION = re.compile(r"[0-9a-z][0-9a-z-]{0,31}")
 
 
 class RequestReader:
-    """One request: its policies, and its commands one after the other."""
+    """Reads one request: its policies, and its commands one after the other."""
 
     def __init__(self, server: StoreServer, policies: Any, allows: Callable[[str], bool]) -> None:
         self._server = server
@@ -55,6 +55,7 @@ class RequestReader:
         self._allows = allows
 
     def command(self, row: Any) -> Command:
+        """The command of a row. Raises an error where it is not well formed or its scope is missing."""
         kind = row[0]
         reader, scope = _READERS[kind]
         self._need(scope)
@@ -65,6 +66,7 @@ class RequestReader:
             raise NotAllowed(f"this needs a token with the scope {scope!r}, and the token sent does not have it")
 
     def policy(self, number: Any) -> Policy:
+        """The guard's policy for the one that the request has under a number. Raises HeadgateError."""
         _int("the number of a policy", number, 0, len(self._rows) - 1)
         found = self._policies.get(number)
         if found is None:

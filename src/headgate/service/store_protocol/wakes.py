@@ -51,7 +51,7 @@ class Wakes:
         stream = _WakeStream(asyncio.get_running_loop())
         before, self._streams[session] = self._streams.get(session), stream
         for store in self._stores:
-            await asyncio.to_thread(store.adopt, session, stream.tell)
+            await asyncio.to_thread(store.adopt, session, stream.add)
         if before is not None:
             before.end()
         try:
@@ -75,7 +75,7 @@ class _WakeStream:
         self._arrived = asyncio.Event()
         self.over = False
 
-    def tell(self, wake: Wake) -> None:
+    def add(self, wake: Wake) -> None:
         """Add a wake; called from any thread."""
         self._news.append((wake.ticket, wake.delay))
         with suppress(RuntimeError):  # the loop has ended
