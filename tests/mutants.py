@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "id-forgotten",
         "kernel/commands/admit.py",
-        'if self.remembered and (known := records.space("permits").get(self.id)) is not None:',
-        'if False and (known := records.space("permits").get(self.id)) is not None:',
+        "if self.remembered and (known := permit_of(records, self.id)) is not None:",
+        "if False and (known := permit_of(records, self.id)) is not None:",
         "the same ask id twice is one admission",
     ),
     Mutant(

@@ -7,7 +7,8 @@ from .. import line
 from ..limits import NO_LEASE
 from ..model import NEVER, Grant, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
-from .base import REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, steps_in_force, too_large
+from .base import REAP_MASK, Command, begin, steps_in_force, too_large
+from .permits import REMEMBER, TAKEN_BACK, permit_of, put_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..model import Decision
     from ..plan import Ref, Step, Steps
     from ..records import Records
+    from .permits import PermitRecord
 
 #: A grant from its parts: naming them takes longer.
 _new = tuple.__new__
@@ -105,10 +107,10 @@ class Admit(Command):
 
     def _apply(self, now: int, records: Records) -> Decision | Exception:
         plan = self.plan
-        if self.remembered and (known := records.space("permits").get(self.id)) is not None:
-            if known[2] + REMEMBER <= now:
+        if self.remembered and (known := permit_of(records, self.id)) is not None:
+            if known.ends + REMEMBER <= now:
                 records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
-            elif known[5] != TAKEN_BACK:
+            elif known.ended != TAKEN_BACK:
                 return self._again(now, known)
         head = records.head
         if head.tickets:
@@ -174,25 +176,25 @@ class Admit(Command):
         if expires or self.remembered:
             remember(records, self.plan.policy)
         if self.remembered:
-            ends = expires or at
-            permit = (self.plan.ref, at, ends, seq, bool(expires), False, worth)
-            records.space("permits").put(self.id, permit, ends + REMEMBER)
+            put_permit(records.space("permits"), self.id, self.plan.ref, at, expires, seq, worth)
         return _new(Grant, (at, expires, seq, worth, 0))
 
-    def _again(self, now: int, known: Any) -> Grant | Exception:
-        ref, at, ends, fence, leased, _, worth = known[:7]
-        if not same(ref, self.plan.ref):
-            return IdConflict(
-                f"gate {self.gate!r}: the id {self.id!r} stands for another ask; use a new id for each ask, "
-                f"and the same id only to repeat one"
-            )
+    def _again(self, now: int, known: PermitRecord) -> Grant | Exception:
+        if not same(known.ref, self.plan.ref):
+            return self._conflict()
         if self.plan.policy.waiting == "promise":
-            return Grant(at, 0, fence, worth, now)
-        return Grant(at, ends if leased else 0, fence, worth, 0)
+            return Grant(known.at, 0, known.fence, known.worth_confirming, now)
+        return Grant(known.at, known.ends if known.leased else 0, known.fence, known.worth_confirming, 0)
+
+    def _conflict(self) -> IdConflict:
+        return IdConflict(
+            f"gate {self.gate!r}: the id {self.id!r} stands for another ask; use a new id for each ask, "
+            f"and the same id only to repeat one"
+        )
 
     def _ticket(self, records: Records, now: int, ticket: line.Ticket) -> Grant | Wait | Exception:
         if ticket.ref is not self.plan.ref and not same(ticket.ref, self.plan.ref):
-            return self._again(now, (ticket.ref, 0, 0, 0, False, False, False))
+            return self._conflict()
         if ticket.called:
             # Taking a call: what was held goes, and the charge is stamped now.
             line.remove(records, now, ticket)
@@ -294,8 +296,7 @@ class Stand(Admit):
             return None
         at, expires, fence, worth, _ = grant
         remember(records, plan.policy)
-        ends = expires or at
-        permits.put(id, (plan.ref, at, ends, fence, bool(expires), False, worth), ends + REMEMBER)
+        put_permit(permits, id, plan.ref, at, expires, fence, worth)
         return grant
 
 

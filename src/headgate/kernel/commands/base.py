@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..limits import KINDS, RateLimit
 from ..model import SECOND, Ended
+from .permits import REMEMBER, read_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,13 +12,6 @@ if TYPE_CHECKING:
 
     from ..plan import Plan, Step, Steps
     from ..records import Records
-
-#: For how long an id is remembered after its permit ended.
-REMEMBER = 60 * SECOND
-
-#: How a permit on record has ended: False while it lives, True, or with its charge given back. Asked again, the last is a
-#: new ask: to answer it with the old permit would let it pass uncharged.
-TAKEN_BACK = 2
 
 #: State that has run off is looked for once in so many commands, and so many records are looked at then.
 REAP_EVERY = 256
@@ -96,7 +90,7 @@ def _reap(now: int, records: Records) -> None:
         if first is None or first[0] > now:
             return
         permit = permits.get(first[1])
-        until = permit[2] + REMEMBER
+        until = read_permit(permit).ends + REMEMBER
         if until > now:
             permits.put(first[1], permit, until)
         else:

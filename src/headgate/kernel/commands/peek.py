@@ -11,6 +11,7 @@ from ..model import Override, Refusal, Snapshot, Wait
 from ..plan import Plan, earliest
 from .admit import earliest_now
 from .base import Command, too_large
+from .permits import read_lease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Peek(Command):
         for member in records.names("leases") if blocking is None else [blocking]:
             leases = records.leases[member]
             for expires, id in leases.scan(now + 1):
-                ref, at, _, holder = leases.get(id)[:4]
-                rows[id] = (id, holder, dict(ref[3]), at, expires, ref[1])
+                row = read_lease(leases.get(id))
+                rows[id] = (id, row.holder, dict(row.ref[3]), row.at, expires, row.ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row[3], row[0])))
 
     def _waiters(self, records: Records) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from ..limits import prune
 from ..model import Pulse
 from ..plan import Plan, recall
 from .base import Command, begin
-from .settle import lease_row
+from .permits import LeaseRow, lease_of, permit_of, read_lease, stored_lease, stored_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,12 +75,13 @@ class Renew(Command):
             if not self.exactly:
                 expires = max(expires, leases.score(id) or 0)
         for step in slots:
-            confirmed = (records.leases[step.member].get(id) or ())[4:]
-            row = (plan.ref, at, fence, holder, *confirmed)
+            known = records.leases[step.member].get(id)
+            confirmed = 0 if known is None else read_lease(known).confirmed
+            row = stored_lease(LeaseRow(plan.ref, at, fence, holder, confirmed))
             step.limit.charge(records, now, step.member, 1.0, step.value, at, (id, expires, row))
-        permit = records.space("permits").get(id)
+        permit = permit_of(records, id)
         if permit is not None:
-            records.space("permits")[id] = (*permit[:2], expires, *permit[3:])
+            records.space("permits")[id] = stored_permit(permit._replace(ends=expires))
         return expires
 
 
@@ -99,15 +100,16 @@ class Extend(Command):
         self.length = length
 
     def apply(self, now: int, records: Records) -> Pulse:
-        found = records.space("permits").get(self.id) or lease_row(records, self.policy, self.id)
+        found = permit_of(records, self.id) or lease_of(records, self.policy, self.id)
         row = None
         if found is not None:
-            plan = recall(records, found[0], self.policy)
+            plan = recall(records, found.ref, self.policy)
             member = next((step.member for step in plan.steps if step.limit.leased), None)
             row = None if member is None else records.leases[member].get(self.id)
         if row is None:
             return Pulse(begin(now, records), {self.id: 0}, (self.id,), (), (), "", 0, 0)
-        lease = (plan, self.id, row[1], self.length or plan.lease, row[2], row[3])
+        held = read_lease(row)
+        lease = (plan, self.id, held.at, self.length or plan.lease, held.fence, held.holder)
         pulse = Renew(self.gate, (lease,), exactly=True).apply(now, records)
         if records.head.tickets:
             # It may end sooner than before, and somebody wait for just that.

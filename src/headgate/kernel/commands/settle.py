@@ -6,7 +6,8 @@ from .. import line
 from ..limits import prune
 from ..model import OUTCOMES, Ended, checked_outcome
 from ..plan import Plan, recall
-from .base import ENDED, LOST, REAP_MASK, REMEMBER, TAKEN_BACK, Command, begin, pause
+from .base import ENDED, LOST, REAP_MASK, Command, begin, pause
+from .permits import REMEMBER, TAKEN_BACK, lease_of, permit_of, read_lease, stored_lease, stored_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,22 +80,19 @@ class Settle(Command):
         head = records.head
         steps = plan.current(records) if head.overrides else plan.steps
         permit, confirmed = None, self.confirmed
-        if self.remembered and (permit := records.space("permits").get(self.id)) is not None:
-            if permit[5]:
+        if self.remembered and (permit := permit_of(records, self.id)) is not None:
+            if permit.ended:
                 return LOST  # releasing twice is harmless, and whoever comes second is told
-            if len(permit) > 7:
-                # A confirmation that is said again, since its reply was lost, must not shorten what somebody else was
-                # charged.
-                confirmed = confirmed or permit[7]
+            # A confirmation that is said again, since its reply was lost, must not shorten what another permit was charged.
+            confirmed = confirmed or permit.confirmed
         lost = bool(plan.lease) and not self._lives(records, now, steps)
         if outcome is None and self.actual is None:
             return self._confirm(records, now, steps, permit, lost, confirmed)
         adapted = outcome is not None and self._end_lease(records, now, steps, lost)
         self._amounts(records, now, steps, lost, confirmed)
         if outcome is not None and permit is not None:
-            ref, at, _, fence, leased, _, worth = permit[:7]
-            ended = TAKEN_BACK if OUTCOMES[outcome].refunds else True
-            records.space("permits").put(self.id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
+            ended = permit._replace(ends=now, ended=TAKEN_BACK if OUTCOMES[outcome].refunds else True, confirmed=0)
+            records.space("permits").put(self.id, stored_permit(ended), now + REMEMBER)
         if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
             pause(records, now + self.retry_after, f"upstream: {outcome}")
         if head.tickets:
@@ -122,9 +120,9 @@ class Settle(Command):
         for step in steps:
             if step.limit.leased:
                 leases = records.leases[step.member]
-                leases[self.id] = (*leases.get(self.id)[:4], now)
+                leases[self.id] = stored_lease(read_lease(leases.get(self.id))._replace(confirmed=now))
         if permit is not None:
-            records.space("permits")[self.id] = (*permit[:7], now)
+            records.space("permits")[self.id] = stored_permit(permit._replace(confirmed=now))
 
     def _lives(self, records: Records, now: int, steps: Steps) -> bool:
         """Whether the lease is still ours: it is in the set, and has not expired unseen."""
@@ -193,25 +191,13 @@ class Release(Command):
         self.actual = actual
 
     def apply(self, now: int, records: Records) -> Ended:
-        permit = records.space("permits").get(self.id) or lease_row(records, self.policy, self.id)
+        permit = permit_of(records, self.id) or lease_of(records, self.policy, self.id)
         if permit is None:
             begin(now, records)
             return Ended(lost=True)
-        plan = recall(records, permit[0], self.policy)
-        confirmed = permit[-1] if len(permit) in (5, 8) else 0
-        settle = Settle(plan, permit[1], self.id, self.outcome, True, self.retry_after, self.actual, confirmed)
+        plan = recall(records, permit.ref, self.policy)
+        settle = Settle(plan, permit.at, self.id, self.outcome, True, self.retry_after, self.actual, permit.confirmed)
         return settle.apply(now, records)
-
-
-def lease_row(records: Records, policy: Policy, id: str) -> Any:
-    """The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was."""
-    key = dict(part.split("=", 1) for part in id.partition("~")[2].split(",") if "=" in part)
-    for limit in policy.limits:
-        if limit.leased:
-            member = limit.name if limit.by is None else f"{limit.name}|{key.get(limit.by, '')}"
-            if records.states.get(member) is not None and (found := records.leases[member].get(id)) is not None:
-                return found
-    return None
 
 
 class Cancel(Command):

@@ -14,6 +14,7 @@ id is in the run with the lowest key that is not below it, or in none. An id is 
 
 from __future__ import annotations
 
+from ...kernel.commands.permits import UNCONFIRMED_PERMIT
 from ..base import DIGITS
 from .space import SqliteSpace, decode, encode_json
 
@@ -46,7 +47,7 @@ def is_numbered(id: Any) -> bool:
 
 def _is_usual(value: Any) -> bool:
     """Whether it is a permit that was not confirmed."""
-    return value.__class__ is tuple and len(value) == 7
+    return value.__class__ is tuple and len(value) == UNCONFIRMED_PERMIT
 
 
 class Run:
@@ -121,7 +122,7 @@ class Run:
     def set(self, id: str, number: int, value: Any, score: Score) -> bool:
         """Add a permit or change it; False where it is not of the kind that can be here."""
         first, time, first_fence, over = self._first
-        if value.__class__ is not tuple or len(value) != 7:  # as `_is_usual`, for each that is granted
+        if value.__class__ is not tuple or len(value) != UNCONFIRMED_PERMIT:  # as `_is_usual`, for each that is granted
             return False
         ref, granted, ends, fence, leased, ended, worth = value
         if score != ends + over:
