@@ -21,6 +21,8 @@ Spaces, all of one gate:
     line                "meta" → LineState
 
 A tier is where a ticket stands, a rank is the class it was asked with: a ticket whose patience has ended stands in tier 0.
+
+It is one long module because lanes, sessions and serving call each other: split by topic they import one another.
 """
 
 from __future__ import annotations
