@@ -255,7 +255,7 @@ def test_a_release_while_the_store_is_away_is_delivered_later(url: str, lock: Ca
     assert took < 2 * DECIDED
     permits[2].release("unsent")
     locker.finish()
-    until(lambda: gate_of(url).holders() == [], 5)
+    until(lambda: timed(gate_of(url).holders)[1] == [], 5)
     assert gate_of(url).usage()["w"].used == 2
 
 
@@ -271,7 +271,7 @@ def test_an_exception_in_a_block_is_not_hidden_by_a_store_that_is_away(url: str,
     with pytest.raises(ZeroDivisionError):
         work()
     lockers[0].finish()
-    until(lambda: gate_of(url).holders() == [], 5)
+    until(lambda: timed(gate_of(url).holders)[1] == [], 5)
 
 
 def test_a_lease_outlives_an_outage_that_is_shorter_than_it(url: str, lock: Callable[[], Child]) -> None:
@@ -298,7 +298,7 @@ def test_a_waiter_whose_store_goes_away_is_told(url: str, lock: Callable[[], Chi
     assert isinstance(answers[0], StoreUnavailable)
     locker.finish()
     # What it has left in the store is undone on the next contact.
-    until(lambda: gate_usage_waiting(url) == 0, 5)
+    until(lambda: timed(lambda: gate_usage_waiting(url))[1] == 0, 5)
 
 
 def test_the_background_does_not_spin_while_somebody_waits_and_the_store_is_gone(url: str, path: Path) -> None:

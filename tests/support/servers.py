@@ -274,7 +274,7 @@ def answer(stream: Any) -> Any:
 
 
 class Proxy:
-    """A TCP proxy that drops a connection after so many bytes in either direction, stalls, or refuses.
+    """A TCP proxy that drops a connection after so many bytes in either direction, stalls, refuses, eats or delays replies.
 
     What is set holds for bytes from then on, counted over all connections: `drop_after(12)` passes 12 more bytes of
     requests on and then closes both sides.
@@ -287,6 +287,9 @@ class Proxy:
         self._open: list[socket.socket] = []
         self._flowing = threading.Event()
         self._flowing.set()
+        #: Whether replies are eaten on their way, and by how many seconds they are delayed.
+        self.eats = False
+        self.delay = 0.0
         self.dropped = 0
         self._listener = socket.create_server((LOOPBACK, 0))
         self.port: int = self._listener.getsockname()[1]
@@ -365,6 +368,10 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 self._flowing.wait()
+                if direction == "reply":
+                    time.sleep(self.delay)
+                    if self.eats:
+                        continue
                 passed, drop = self._allowed(direction, data)
                 if passed:
                     sink.sendall(passed)

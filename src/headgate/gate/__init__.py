@@ -6,7 +6,7 @@ An ask that can go at once takes the short way: one prepared command, decided by
     base.py    what both are made of        permit.py   what a granted ask holds
     sync.py    Gate, for threads            keeper.py   renewals and heartbeats in the background
     aio.py     AsyncGate, for asyncio       outage.py   what to do while the store is away
-    gates.py   the gates of a configuration
+    gates.py   the gates of a configuration share.py   what a process uses of the limits meanwhile
 """
 
 from __future__ import annotations

@@ -385,11 +385,13 @@ class AsyncGate(BaseGate):
         self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
-        return not (await self._run(self._release_of(permit_id, outcome, retry_after, cost))).lost
+        command = self._release_of(permit_id, outcome, retry_after, cost)
+        return self._in_share(command) is not None or not (await self._run(command)).lost
 
     async def renew(self, permit_id: str, lease: Duration | None = None) -> float:
         """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""
-        return self._extended(permit_id, await self._run(self._extension_of(permit_id, lease)))
+        command = self._extension_of(permit_id, lease)
+        return self._extended(permit_id, self._in_share(command) or await self._run(command))
 
     async def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
         """Override a limit's value for the whole fleet, from the next decision on; with a key, for that key alone."""

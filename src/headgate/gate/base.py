@@ -8,16 +8,16 @@ from .. import duration
 from ..errors import HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
 from ..kernel import flows
-from ..kernel.commands import Admit, Cancel, Settle, Stand, admit
+from ..kernel.commands import Admit, Cancel, Extend, Release, Settle, Stand, admit
 from ..kernel.flows import denied, granted
 from ..kernel.limits import Limit
-from ..kernel.model import SECOND, Ended, Grant, Wait
+from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import declared, shown
 from .inspection import Inspection, checked_lease
 from .keeper import keeper_of
-from .outage import Outage
+from .outage import OnStoreError
 from .permit import NOT_LEASED, UNTRACKED, Terms, hand_out
 from .prepared import numbers, places, prepare_ask
 
@@ -107,7 +107,10 @@ class BaseGate(Inspection):
         self._call = None if self._here is None else self._here.caller(name)
         self._keeper = keeper_of(self._store)
         self._prepare()
-        self._outage = Outage(name, on_store_error)
+        self._on_error = OnStoreError(name, on_store_error)
+        #: The same for all gates of this name on this store.
+        self._outage = self._keeper.outages.of(name)
+        self._outage.modes.setdefault(self._on_error.mode)
         self._sources = dict(sources or {})
         if self._sources:
             self._refresh()
@@ -127,7 +130,7 @@ class BaseGate(Inspection):
 
     def at_boundary(self) -> Self:
         """The same gate on the same state with a slack of 0: for a gate that is itself the boundary where calls count."""
-        policy, outage = self._policy, self._outage
+        policy = self._policy
         limits = [limit.with_slack(0) for limit in policy.limits]
         if limits == list(policy.limits):
             return self
@@ -137,7 +140,7 @@ class BaseGate(Inspection):
             store=self._store,
             waiting=policy.waiting,
             priorities=policy.priorities or None,
-            on_store_error=f"local:{outage.share}" if outage.mode == "local" else outage.mode,
+            on_store_error=self._on_error.text,
             max_delay=None if self._max_delay is None else self._max_delay / SECOND,
             patience=policy.patience / SECOND,
             claim=policy.claim / SECOND,
@@ -321,6 +324,10 @@ class BaseGate(Inspection):
         """A permit without the store, or the reply that is none."""
         reply, plan, store = self._decided_here(plan, id, terms, error)
         if reply.__class__ is not Grant:
+            if isinstance(reply, Refusal) and reply.at < NEVER:  # of a promise gate: its time is still to come
+                longest = NEVER if self._max_delay is None else self._max_delay
+                if reply.at - reply.now <= longest:
+                    return Wait(reply.at, reply.limit, 1, None, reply.now)
             return reply
         permit = self._permit_for(plan, reply, id, terms, renew and store is not None, store)
         if store is None:
@@ -328,21 +335,34 @@ class BaseGate(Inspection):
         return permit
 
     def _decided_here(
-        self, plan: Plan, id: str, terms: Terms, error: StoreUnavailable
+        self, plan: Plan, id: str, terms: Terms, error: StoreUnavailable, latest: int = 0
     ) -> tuple[Any, Plan, Store | None]:
-        """What the gate was told to do while its store is away: raise, let pass, or use a share of its own.
+        """What the gate was told to do while its store is away: raise, let pass, or use the local share.
 
-        Returns the reply, and the plan and the store that it is by; no store where it was let pass.
+        Returns the reply, and the plan and the store that it is by; no store where it was let pass. On a promise gate the
+        share promises a time at most `latest` microseconds ahead.
         """
-        away = self._outage.began(error)
-        if away == "closed":
+        outage, mode = self._outage, self._on_error.mode
+        outage.began(error)
+        if mode == "closed":
             raise error
-        if away == "open":
+        if mode == "open":
             emit("passed_open", self.name, error=str(error))
             return Grant(0, 0, 0, False, 0), plan, None
-        store, policy = self._outage.local(self._policy, self._keeper.shares)
-        mine = policy.plan_of(plan.ref)
-        return store.decide(Admit(mine, id, terms.holder, terms.lease_us)), mine, store
+        share = outage.local_share()
+        mine = self._on_error.scaled(self._policy).plan_of(plan.ref)
+        return share.decide(Stand(mine, id, terms.holder, terms.lease_us, latest=latest)), mine, share
+
+    def _in_share(self, command: Release | Extend) -> Any:
+        """The reply of the local share to a command about a permit by its id; None where the share has no such permit."""
+        if (share := self._outage.share) is None:
+            return None
+        policy = self._on_error.scaled(self._policy)
+        if isinstance(command, Release):
+            ended = share.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
+            return None if ended.lost else ended
+        pulse = share.decide(Extend(policy, command.id, command.length))
+        return pulse if pulse.expires[command.id] else None
 
     def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
         """The store cannot be told now that a permit ends, is confirmed or settled: it is told when it is back.

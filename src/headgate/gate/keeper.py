@@ -19,6 +19,7 @@ from ..kernel.commands import Cancel, Renew
 from ..kernel.flows import SENT_AWAY
 from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
+from .outage import outages_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        #: Whether the store is away, by gate.
+        self.outages = outages_of(store)
         self._begin()
         at_fork.add(self)
 
@@ -76,8 +79,6 @@ class Keeper:
         self._later: list[tuple[float, Command]] = []
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
-        #: What gates use of their limits while the store is away, where they were told to (`Outage.local`).
-        self.shares: dict[str, Store] = {}
         self.shortest = LONGEST
         self._beat = BEAT_LEAST
         self._next_beat = 0.0
@@ -234,7 +235,7 @@ class Keeper:
                 else:
                     self._refresh_at[key] = now + read()
         while due_now := [entry for entry in self._later if entry[0] <= now][:AT_ONCE]:
-            self.store.execute([command for _, command in due_now])
+            self._execute([command for _, command in due_now])
             for entry in due_now:
                 self._drop(entry)
         leases = self._leases(now)
@@ -242,14 +243,14 @@ class Keeper:
         gates = set(leases) | ({gate for gate, mine in list(self._tickets.items()) if mine} if beating else set())
         if not gates:
             return
-        commands = []
+        commands: list[Command] = []
         for gate in gates:
             tickets = tuple(self._tickets.get(gate, ())) if beating else ()
             if self.store.capabilities.instant:
                 tickets = tickets[:1]  # no wake is lost on its way, and they die together: one stands for all
             rows = tuple(permit.lease_row() for permit in leases.get(gate, ()))
             commands.append(Renew(gate, rows, self.store.session if tickets else "", tickets))
-        replies = self.store.execute(commands)
+        replies = self._execute(commands)
         sessions = 0
         for command, pulse in zip(commands, replies, strict=True):
             if isinstance(pulse, BaseException):
@@ -261,6 +262,13 @@ class Keeper:
         if beating:
             self._beat = min(max(sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST)
             self._next_beat = now + self._beat
+
+    def _execute(self, commands: list[Command]) -> list[Any]:
+        replies = self.store.execute(commands)
+        for command in commands:  # the store is there, so asks need not wait until one of them tries it
+            if (outage := self.outages.get(command.gate)) is not None:
+                outage.ended()
+        return replies
 
     def _leases(self, now: float) -> dict[str, list[BasePermit]]:
         """The permits that are due for renewal, by gate."""

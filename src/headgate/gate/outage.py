@@ -1,12 +1,20 @@
-"""What a gate does while its store cannot be reached, and when it tries the store again."""
+"""What a gate does while its store cannot be reached, and when it tries the store again.
+
+`Outage` is what a process knows of one gate's store: whether it is away, and the local share that is used meanwhile. All
+gate objects of one name on one store have the same one, so that the process has one share however many objects there are.
+`OnStoreError` is what one gate object was told to do.
+"""
 
 from __future__ import annotations
 
+import threading
 from time import monotonic
+from weakref import WeakValueDictionary
 
 from ..errors import InvalidInput, StoreUnavailable
 from ..events import emit
 from ..kernel.model import SECOND
+from ..stores.base import at_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from ..kernel.model import Wait
     from ..kernel.plan import Policy
     from ..stores.base import Store
+    from .share import LocalShare
 
 #: While the store is away, one ask in so many seconds tries it; the others do not wait for it.
 RETRY_EVERY = 0.5
@@ -39,6 +48,25 @@ def parse_mode(gate: str, mode: object) -> tuple[str, float]:
     )
 
 
+class OnStoreError:
+    """What one gate object does while its store is away: its `mode`, and the share of each limit in the mode `local`."""
+
+    __slots__ = ("_scaled", "mode", "share", "text")
+
+    def __init__(self, gate: str, on_store_error: object) -> None:
+        self.mode, self.share = parse_mode(gate, on_store_error)
+        #: As it is written in a configuration.
+        self.text = f"local:{self.share}" if self.mode == "local" else self.mode
+        self._scaled: tuple[Policy, Policy] | None = None
+
+    def scaled(self, policy: Policy) -> Policy:
+        """The policy that asks go by while the store is away."""
+        scaled = self._scaled
+        if scaled is None or scaled[0] is not policy:  # a source of values may have replaced it
+            scaled = self._scaled = (policy, policy.scaled(self.share))
+        return scaled[1]
+
+
 class StillAway(StoreUnavailable):
     """The store was away a moment ago and was not tried again: the command has not been sent."""
 
@@ -47,35 +75,54 @@ class StillAway(StoreUnavailable):
 
 
 class Outage:
-    """Whether the store is away, for one gate in one process."""
+    """Whether the store of one gate is away, and the share of the gate's limits that this process uses meanwhile."""
 
-    __slots__ = ("_error", "_gate", "_local", "_retry_at", "_shares", "_since", "away", "mode", "share")
+    __slots__ = ("__weakref__", "_error", "_gate", "_lock", "_retry_at", "_since", "away", "modes", "share")
 
-    def __init__(self, gate: str, on_store_error: object) -> None:
+    def __init__(self, gate: str) -> None:
         self._gate = gate
-        self.mode, self.share = parse_mode(gate, on_store_error)
+        #: The modes of the gate objects here, for people; in the order in which they were made.
+        self.modes: dict[str, None] = {}
+        self.begin_in_child()
+        at_fork.add(self)
+
+    def begin_in_child(self) -> None:
+        """Begin anew, in the child of a fork too: what its parent holds of a share is the parent's."""
+        self._lock = threading.Lock()
         self.away = False
         self._since = self._retry_at = 0.0
         self._error: StoreUnavailable | None = None
-        self._local: tuple[Store, Policy] | None = None
-        self._shares: dict[str, Store] = {}
+        #: None until it is used. It outlives the outage: what was admitted from it may still be held when the store goes
+        #: away again.
+        self.share: LocalShare | None = None
 
-    def began(self, error: StoreUnavailable) -> str:
-        """The store did not answer. Returns what the gate does now."""
+    def began(self, error: StoreUnavailable) -> None:
+        """The store did not answer."""
+        if isinstance(error, StillAway):
+            return
         self._error = error
-        if not self.away:
-            self.away = True
+        if self.away:
+            return
+        with self._lock:
+            if self.away:
+                return
+            if self.share is not None:
+                self.share.use_up(self._gate)
             self._since = monotonic()
             self._retry_at = self._since + RETRY_EVERY
-            emit("store_down", self._gate, error=str(error), mode=self.mode)
-        return self.mode
+            self.away = True
+        emit("store_down", self._gate, error=str(error), mode=" or ".join(self.modes))
 
     def ended(self) -> None:
-        if self.away:
+        """The store answered."""
+        if not self.away:
+            return
+        with self._lock:
+            if not self.away:
+                return
             self.away = False
-            self._local = None
-            self._shares.pop(self._gate, None)
-            emit("store_up", self._gate, seconds=monotonic() - self._since)
+            seconds = monotonic() - self._since
+        emit("store_up", self._gate, seconds=seconds)
 
     def check(self) -> None:
         """Raise at once while the store is away, except for the one whose turn it is to try it again."""
@@ -108,8 +155,8 @@ class Outage:
         return reply
 
     def failed(self, error: StoreUnavailable) -> None:
-        """A command was not answered: an outage begins, unless the store is there."""
-        if error.outage and not error.decided:  # else the store is there: it was busy, or one reply was lost
+        """A command failed: an outage begins, unless the store is there and was only busy, or lost one reply."""
+        if error.outage and not error.decided:
             self.began(error)
 
     def pause(self, reply: Wait, begun: float, wait: int | None) -> float | None:
@@ -123,14 +170,32 @@ class Outage:
         left = begun + wait / SECOND - monotonic()
         return min(seconds, left) if left > 0 else None
 
-    def local(self, policy: Policy, shares: dict[str, Store]) -> tuple[Store, Policy]:
-        """A share of every limit in this process, starting as if it had just been used up.
+    def local_share(self) -> LocalShare:
+        """The one share of this process."""
+        if self.share is None:
+            from .share import LocalShare
 
-        `shares` has those of all gates here on one store: however often a gate is made, the process has one share of it.
-        """
-        if self._local is None or self._local[1].name != policy.name:
-            from ..stores.memory import MemoryStore
+            with self._lock:
+                if self.share is None:
+                    self.share = LocalShare()
+        return self.share
 
-            self._shares = shares
-            self._local = (shares.setdefault(policy.name, MemoryStore(used_up=True)), policy.scaled(self.share))
-        return self._local
+
+class Outages(dict[str, Outage]):
+    """The outages of one store's gates, by name."""
+
+    __slots__ = ("__weakref__",)
+
+    def of(self, gate: str) -> Outage:
+        return self.get(gate) or self.setdefault(gate, Outage(gate))
+
+
+#: Two store objects of one URL are one store: a process has one share of its gates.
+_by_url: WeakValueDictionary[str, Outages] = WeakValueDictionary()
+
+
+def outages_of(store: Store) -> Outages:
+    """For the keeper of a store, which keeps them and asks once at a time. State in this process is one store object's."""
+    if store.capabilities.in_process:
+        return Outages()
+    return _by_url.setdefault(store.url, Outages())

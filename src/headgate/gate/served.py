@@ -188,7 +188,8 @@ class ServedGate:
     def _without_store(self, stand: Stand, error: StoreUnavailable) -> Grant:
         """What `on_store_error` makes of an ask while the store is away. A fence of 0: nothing is on record."""
         plan = stand.plan
-        reply, _, _ = self.gate._decided_here(plan, stand.id, Terms(True, stand.lease, stand.holder), error)
+        terms = Terms(True, stand.lease, stand.holder)
+        reply, _, _ = self.gate._decided_here(plan, stand.id, terms, error, stand.latest)
         if isinstance(reply, Wait | Refusal):
             raise denied(plan, reply) from error
         grant: Grant = reply
@@ -224,15 +225,11 @@ class ServedGate:
     def resolve_release(self, command: Release, reply: Any) -> bool:
         """Whether there was a permit to end; True where the store is away and the release is sent later."""
         if not isinstance(reply, StoreUnavailable):
-            return not checked(reply).lost
+            # A permit of the local share is not in the store, also when that is back.
+            return not checked(reply).lost or self.gate._in_share(command) is not None
         # The lease would expire by itself; sending the release later is better than failing work that is done.
-        gate = self.gate
-        if (mine := gate._outage._local) is not None:
-            store, policy = mine
-            ended = store.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
-            if not ended.lost:
-                return True
-        gate._keeper.later(command)
+        if self.gate._in_share(command) is None:
+            self.gate._keeper.later(command)
         return True
 
     async def give_back(self, id: str) -> None:
@@ -245,15 +242,21 @@ class ServedGate:
 
     async def renew(self, command: Extend) -> tuple[int, int]:
         """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
-        return self.resolve_renewal(command, await self.gate._run(command))
+        try:
+            reply = await self.gate._run(command)
+        except StoreUnavailable as error:
+            reply = error
+        return self.resolve_renewal(command, reply)
 
-    def resolve_renewal(self, command: Extend, pulse: Any) -> tuple[int, int]:
+    def resolve_renewal(self, command: Extend, reply: Any) -> tuple[int, int]:
         """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
-        checked(pulse)
-        expires = pulse.expires[command.id]
+        expires = 0 if isinstance(reply, StoreUnavailable) else checked(reply).expires[command.id]
         if not expires:
+            if (pulse := self.gate._in_share(command)) is not None:
+                return pulse.now, pulse.expires[command.id]
+            checked(reply)
             raise LeaseLost(f"gate {self.name!r}: the lease of permit {command.id!r} had already ended")
-        return pulse.now, expires
+        return reply.now, expires
 
     # --- what a look shows ----------------------------------------------------------------------------------------------
 
@@ -316,6 +319,8 @@ def _without_store(served: ServedGate, command: Command, error: StoreUnavailable
             return served._without_store(command, error)
         except Exception as refused:
             return refused
+    if isinstance(command, Release | Extend) and (reply := served.gate._in_share(command)) is not None:
+        return reply
     if isinstance(command, Release):
         served.gate._keeper.later(command)
     return error

@@ -32,11 +32,9 @@ class MemoryStore:
     capabilities = Capabilities(instant=True, in_process=True, forwards_wakes=True, compares_seen=True)
     keeper: Any = None
 
-    def __init__(self, clock: Clock | None = None, url: str = "memory://", used_up: bool = False) -> None:
+    def __init__(self, clock: Clock | None = None, url: str = "memory://") -> None:
         self.url = url
         self.on_loss: Callable[[str], None] = ignore_loss
-        #: As if everything had just been used up: for a process that goes on while its real store is away.
-        self._used_up = used_up
         self._clock, self._offset = anchored_clock() if clock is None else (clock, 0)
         self._gates: dict[str, DictRecords] = {}
         self._listeners = Listeners()
@@ -55,7 +53,6 @@ class MemoryStore:
         records = self._gates.get(gate)
         if records is None:
             records = self._gates[gate] = DictRecords(gate)
-            records.seen = int(self._used_up)
         return records
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:

@@ -133,7 +133,7 @@ def _reply_of(guard: Guard, served: ServedGate, command: Any, entry: dict[str, A
         return encode({"status": 200, **renewal_of(entry["id"], *served.resolve_renewal(command, reply))})
     assert command.__class__ is Release
     guard.count(served.name, command.outcome, 0.0, command)
-    return encode({"status": 200, "id": entry["id"], "released": not reply.lost})
+    return encode({"status": 200, "id": entry["id"], "released": served.resolve_release(command, reply)})
 
 
 def _problem(error: Problem | HeadgateError) -> str:

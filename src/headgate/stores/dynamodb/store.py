@@ -74,7 +74,7 @@ class DynamoStore:
         clock: Clock | None = None,
         url: str | None = None,
     ) -> None:
-        self.url = f"dynamodb://{table}" if url is None else url
+        self.url = _url_of(table, region=region, endpoint=endpoint, key=key, ttl=ttl) if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self.table = DynamoTable(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
         self.spread = 0 if clock is not None else round(spread * SECOND)
@@ -280,6 +280,13 @@ class DynamoStore:
         forget_store(self)
         self.polling.close()
         self.table.close()
+
+
+def _url_of(table: str, **options: str | None) -> str:
+    """The URL of a store that was made without one: two tables of one name in different places are not the same."""
+    from urllib.parse import urlencode
+
+    return f"dynamodb://{table}?{urlencode({name: text for name, text in options.items() if text is not None})}"
 
 
 def _filled(replies: list[Any], submissions: list[Submission]) -> list[Any]:
