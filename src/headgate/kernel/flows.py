@@ -64,7 +64,7 @@ class Sleep:
 
 
 class Undo:
-    """Have the store decide a command on the way out. Must not wait, and must not fail the one who leaves."""
+    """Have the store decide a command on the way out. Must not wait, and must not fail the flow that ends."""
 
     __slots__ = ("command",)
 
@@ -87,7 +87,7 @@ def acquire(
 ) -> Flow:
     """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own.
 
-    `reply` is for one who already stands in line: what the same ask was answered a moment ago.
+    `reply` is for an ask whose ticket already stands in line: what the same ask was answered a moment ago.
     """
     if plan.policy.waiting == "promise":
         return _promised(plan, id, clock, remembered, timeout, max_delay)
@@ -174,7 +174,7 @@ def granted(plan: Plan, reply: Any) -> Grant:
 
 
 def denied(plan: Plan, reply: Wait | Refusal, waited: int | None = None) -> Denied:
-    """`waited` is for one who ran out of time in line: the microseconds since the reply, which is that much closer now."""
+    """`waited` is for a ticket that timed out in line: the microseconds since the reply, which is that much closer now."""
     gate = plan.policy.name
     if isinstance(reply, Refusal):
         after = None if reply.at >= NEVER else max(0, reply.at - reply.now) / SECOND

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .records import Records, Space, Spaces
 
     class Asker(Protocol):
-        """Whoever asks, and whose ticket may be the next."""
+        """The command that asks; its own ticket may be the next."""
 
         id: str
         plan: Plan
@@ -148,7 +148,7 @@ def _lane_of(ticket: Ticket) -> str:
 
 
 def is_behind(records: Records, plan: Plan, state: LineState) -> bool:
-    """Whether a new ask would stand behind somebody who waits."""
+    """Whether a new ask would stand behind a ticket that waits."""
     rank = plan.rank
     for tier, from_rank in state.blocked:
         if rank >= tier and rank >= from_rank:
@@ -159,10 +159,10 @@ def is_behind(records: Records, plan: Plan, state: LineState) -> bool:
 
 
 def _ahead(records: Records, steps: Steps, order: float) -> str | None:
-    """The member of these steps at which somebody who goes before `order` is parked, if there is one."""
+    """The member of these steps at which a lane that goes before `order` is parked, if there is one."""
     due = records.looks_due
     for step in steps:
-        if step.by and due.get(step.member) is not None:  # every member at which somebody is parked is due at some time
+        if step.by and due.get(step.member) is not None:  # every member with a parked lane is due at some time
             first = records.parked[step.member].first()
             if first is not None and first[0] < order:
                 return step.member
@@ -176,7 +176,7 @@ def hear(records: Records, now: int, session: str, own: Ticket | None = None) ->
     """A process was heard of. Returns whether it had been asleep: then its tickets stand in line again.
 
     A ticket that missed its call comes back only when its waiter itself was heard of (`own`): a process can be well and
-    one of its waiters not (a blocked event loop), and that one must not take a claim of everybody's time at every beat.
+    one of its waiters not (a blocked event loop), and that one must not cost the line a claim at every heartbeat.
     """
     sessions = records.sessions
     asleep: bool = sessions.get(session) == 1
@@ -212,7 +212,7 @@ def _put_to_sleep(records: Records, session: str) -> None:
 def stand(
     records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
 ) -> bool:
-    """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of somebody."""
+    """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of its lane."""
     known = records.sessions.get(session) is not None
     woke = hear(records, now, session)
     rank = plan.rank
@@ -233,7 +233,7 @@ def stand(
     _count(records, place)
     if woke or not (known and behind) or now >= timer_at:
         return True
-    # Behind another of its own lane, of a process that stands in line already: nobody's turn has changed. Its patience
+    # Behind another of its own lane, of a process that stands in line already: no turn has changed. Its patience
     # may end before anybody looks.
     return rank > 0 and now + plan.policy.patience < timer_at
 
@@ -283,7 +283,7 @@ def _count(records: Records, tickets: int) -> None:
         head.quiet = False
     else:
         head.amend(tickets=0)
-        # Nobody waits: whose turn it would have been says nothing any more.
+        # No ticket waits: whose turn it would have been says nothing any more.
         for kind in ("line", "rest"):
             for name in records.names(kind):
                 records.drop(kind, name)
@@ -331,7 +331,7 @@ def _leave(records: Records, ticket: Ticket) -> None:
         _unpark(records, lane, row)
     due = records.looks_due
     if row[1] and due.get(row[1]) is not None:
-        due.put(row[1], 1, 0)  # whoever was parked behind it looks again, at the serving that follows
+        due.put(row[1], 1, 0)  # the lane parked behind it is looked at again, at the serving that follows
 
 
 def _advance(records: Records, lane: str, ticket: Ticket, turns: tuple[float, ...]) -> tuple[float, ...]:
@@ -360,7 +360,7 @@ def _close(records: Records, lane: str, ticket: Ticket, tag: float, parked: str)
         _drop_from(records, "ready", f"{ticket.tier}.{ticket.rank}", lane)
     records.lanes.delete(lane)
     records.drop("lane", lane)
-    # Who comes back soon goes on where it was: leaving and coming again is no way to the front.
+    # A lane that comes back soon goes on where it was: leaving and coming again is no way to the front.
     records.resting_lanes[f"{ticket.tier}"].put(lane, tag, tag)
 
 
@@ -400,7 +400,7 @@ def _park(records: Records, lane: str, member: str, until: int) -> None:
     parked = records.parked[member]
     parked.put(lane, None, _order(lane, tag))
     due = records.looks_due
-    # The first is waited for; whoever is behind it looks when that one has gone.
+    # The first is waited for; the lane behind it is looked at when that one has gone.
     if due.get(member) is None or parked.first()[1] == lane:  # type: ignore[index]
         due.put(member, 1, until)
 
@@ -411,25 +411,25 @@ def _unpark(records: Records, lane: str, row: Any) -> None:
 
 
 def freed(records: Records, now: int, steps: Steps) -> None:
-    """Something came back on these limits: whoever is parked at one of them may look again."""
+    """Something came back on these limits: lanes parked at one of them are looked at again."""
     for step in steps:
-        # Every member at which somebody is parked is due at some time.
+        # Every member with a parked lane is due at some time.
         if step.by and (due := records.looks_due).get(step.member) is not None:
             due.put(step.member, 1, now)
 
 
 def is_certain(records: Records, now: int, plan: Plan, call_ends: int) -> bool:
-    """Whether taking a call changes nobody's turn, so that the line need not be served.
+    """Whether taking a call changes no turn, so that the line need not be served.
 
     What was held is charged instead. On rates that all share, that never lets anybody go sooner than was reckoned with
-    the hold; and whoever keeps the timer looks before the call would have run out.
+    the hold; and the ticket that keeps the timer asks before the call would have run out.
     """
     return not plan.lease and not plan.lane and now < line_state(records).timer_at < call_ends
 
 
 def is_early(records: Records, now: int, plan: Plan) -> bool:
-    """Whether a confirmation changes nobody's turn yet: what it gives back comes free `per` from now at the soonest, and
-    whoever keeps the timer looks before that."""
+    """Whether a confirmation changes no turn yet: what it gives back comes free `per` from now at the soonest, and
+    the ticket that keeps the timer asks before that."""
     return not plan.lane and now < line_state(records).timer_at <= now + plan.template.soonest
 
 
@@ -437,7 +437,7 @@ def is_early(records: Records, now: int, plan: Plan) -> bool:
 
 
 def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
-    """Do all that is due: give back calls, bury sessions, end patience, call whoever fits, and say who keeps the timer.
+    """Do all that is due: give back calls, bury sessions, end patience, call what fits, and say which ticket keeps the timer.
 
     An `asker` is here: when its ticket is the one to be called, it takes what it asks for instead, and that is returned.
     """
@@ -654,7 +654,7 @@ def _keep_timer(
     timer = ""
     if holder is not None:
         if len(records.sessions) > 1 and holder.session in (called := _with_calls_out(records)):
-            # Its process has a call to take, and may be dead: somebody of another one had better look after the time.
+            # Its process has a call to take, and may be dead: a ticket of another process keeps the timer.
             holder = _any_waiting(records, called) or holder
         timer = holder.id
         if timer != was or at < was_at:

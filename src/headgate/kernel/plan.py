@@ -189,7 +189,7 @@ class Plan:
 
 
 class ShortPlan(Plan):
-    """A plan whose steps and lane nobody has looked at yet: then they are made, and it is a `Plan` like any other.
+    """A plan whose steps and lane are made when they are first read; from then on it is a `Plan` like any other.
 
     A class of its own, because one with a `__getattr__` is slow to look at in everything else.
     """
@@ -490,7 +490,7 @@ _plans: dict[Ref, Plan] = {}
 
 
 def remember(records: Records, policy: Policy) -> None:
-    """Leave the policy beside the state, so that whoever serves the line later can make the plan again."""
+    """Leave the policy beside the state, so that any process that serves the line later can make the plan again."""
     policies = records.policies
     if policies.get(policy._fingerprint) is None:
         policies[policy.fingerprint] = policy.spec()

@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
         #: The highest sequence number that this process was told. A head below it has lost state.
         seen: int
-        #: Whom to wake once the command stands.
+        #: The tickets to wake once the command stands.
         wakes: list[Wake]
 
         def space(self, kind: str, name: str = ...) -> Space:
@@ -155,9 +155,9 @@ NAMED_ATTRIBUTES = {
 
 
 class DictSpace(dict):  # type: ignore[type-arg]
-    """A space in memory: a dict, and an order that is made up when somebody asks for it.
+    """A space in memory: a dict, and an order that is made up when it is asked for.
 
-    `fresh` has the scores of members whose place nobody has asked for since they were put: most leases come and go
+    `fresh` has the scores of members whose place was not asked for since they were put: most leases come and go
     without. `scores` has the others, which stand in `chunks`: pairs (score, member), sorted. Leaving the order is lazy: a
     pair counts only while `scores` still says the same, and stale ones go when they come to the front.
     """
@@ -179,7 +179,7 @@ class DictSpace(dict):  # type: ignore[type-arg]
                     last.append((score, member))
                     return
                 if len(self.chunks) == 1:
-                    scores[member] = score  # among few whose order somebody has asked for
+                    scores[member] = score  # among few whose order was asked for
                     insort(last, (score, member))
                     return
             self.fresh[member] = score

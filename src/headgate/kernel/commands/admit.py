@@ -267,7 +267,7 @@ class Stand(Admit):
         self.session = session
         self.remembered = remembered
         self.latest = latest
-        #: The id was made for this very command, so nobody can have asked under it: whoever made it may say so.
+        #: The id was made for this very command, so no other command has asked under it: its caller says so.
         self.fresh = False
 
     def apply(self, now: int, records: Records) -> Decision | Exception:

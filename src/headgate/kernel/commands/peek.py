@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..records import Records
 
 
-#: Who waits is told of so many: those who have waited longest. How many there are is always told.
+#: At most so many waiters are listed, those that have waited longest. How many there are is always told.
 WAITERS = 50
 
 
 class Peek(Command):
-    """Look without touching: usage, leases, who waits, overrides, and what would become of an ask (`plan`)."""
+    """Look without touching: usage, leases, waiters, overrides, and what would become of an ask (`plan`)."""
 
     __slots__ = ("leases", "plan", "policy", "waiters")
     writes = False
@@ -94,7 +94,7 @@ class Peek(Command):
         return tuple(self._describe(records, now, step) for step in steps if not step.by)
 
     def _leases(self, records: Records, now: int, blocking: str | None) -> tuple[Any, ...]:
-        """(id, holder, key, granted at, expires, rank) of who holds the blocking limit, or anything at all."""
+        """(id, holder, key, granted at, expires, rank) of the holders of the blocking limit, or of all."""
         rows = {}
         for member in records.names("leases") if blocking is None else [blocking]:
             leases = records.leases[member]
@@ -104,7 +104,7 @@ class Peek(Command):
         return tuple(sorted(rows.values(), key=lambda row: (row[3], row[0])))
 
     def _waiters(self, records: Records) -> tuple[Any, ...]:
-        """(id, holder, key, since, rank) of who waits, the oldest first: at most so many of each process are looked at."""
+        """(id, holder, key, since, rank) of the waiters, the oldest first: at most so many of each process are read."""
         of = [islice(records.space("of", session).scan(), WAITERS) for _, session in records.space("sessions").scan()]
         rows = []
         for _, id in islice(merge(*of), WAITERS):

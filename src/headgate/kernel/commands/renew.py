@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Renew(Command):
     """One heartbeat for a process: its leases live on, and its tickets keep their places.
 
-    A heartbeat never shortens a lease: somebody may have extended it by its id (`exactly` is for that).
+    A heartbeat never shortens a lease: another process may have extended it by its id (`exactly` is for that).
     `leases` are (plan, id, granted at, length, fence, holder). Replies with the new expiries, the ids whose leases had
-    already ended, and what its tickets should know: those that were called or are gone, and who keeps the timer.
+    already ended, and what its tickets should know: those that were called or are gone, and which keeps the timer.
     """
 
     __slots__ = ("exactly", "leases", "session", "tickets")
@@ -112,7 +112,7 @@ class Extend(Command):
         lease = (plan, self.id, held.at, self.length or plan.lease, held.fence, held.holder)
         pulse = Renew(self.gate, (lease,), exactly=True).apply(now, records)
         if records.head.tickets:
-            # It may end sooner than before, and somebody wait for just that.
+            # It may end sooner than before, and a ticket may wait for just that.
             line.freed(records, pulse.now, plan.steps)
             line.serve(records, pulse.now)
         return pulse

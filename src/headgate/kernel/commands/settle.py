@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -> Ended:
-    """A leased permit ended with `ok`: `Settle` without the object, where nobody waits and nothing adapts."""
+    """A leased permit ended with `ok`: `Settle` without the object, where no ticket waits and nothing adapts."""
     head = records.head
     seq = head.seq
     if not head.quiet or plan.adapts or seq < records.seen or not seq & REAP_MASK:
@@ -82,7 +82,7 @@ class Settle(Command):
         permit, confirmed = None, self.confirmed
         if self.remembered and (permit := permit_of(records, self.id)) is not None:
             if permit.ended:
-                return LOST  # releasing twice is harmless, and whoever comes second is told
+                return LOST  # releasing twice is harmless, and the second release is told
             # A confirmation that is said again, since its reply was lost, must not shorten what another permit was charged.
             confirmed = confirmed or permit.confirmed
         lost = bool(plan.lease) and not self._lives(records, now, steps)
@@ -116,7 +116,7 @@ class Settle(Command):
         return Ended(lost, False, confirmed or now)
 
     def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
-        """Leave it with the lease and the id: who ends it from elsewhere must not confirm it a second time."""
+        """Leave it with the lease and the id: a release from elsewhere must not confirm it a second time."""
         for step in steps:
             if step.limit.leased:
                 leases = records.leases[step.member]
@@ -148,7 +148,7 @@ class Settle(Command):
         return adapted
 
     def _amounts(self, records: Records, now: int, steps: Steps, lost: bool, confirmed: int) -> None:
-        # A lost lease may have been released by somebody else, and all of this done then. Doing it again would give back,
+        # A lost lease may have been released by another process, and all of this done then. Doing it again would give back,
         # or shorten, what others were charged; so only what it cost in addition is charged.
         outcome, at, actual = self.outcome, self.at, self.actual
         refunds = outcome is not None and OUTCOMES[outcome].refunds
