@@ -25,6 +25,7 @@ from headgate import events, stores
 from headgate.config import file as config_file
 from headgate.config import sources
 from headgate.kernel.limits import KINDS, Aimd
+from headgate.kernel.model import OUTCOMES
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -296,6 +297,16 @@ def test_every_event_is_in_the_reference_with_its_facts() -> None:
         assert row is not None, f"{kind} ({level}) has no row"
         facts = {fact for _, fact, _, _ in string.Formatter().parse(sentence) if fact} - {"gate"}
         assert facts <= set(re.findall(r"`(\w+)`", row[1])), kind
+
+
+def test_every_outcome_is_in_the_reference_with_what_follows_from_it() -> None:
+    page = (REFERENCE / "permit.md").read_text(encoding="utf-8")
+    for name, outcome in OUTCOMES.items():
+        row = re.search(rf"^\| `{name}` \| (.+) \| (.+) \| (.+) \|$", page, flags=re.MULTILINE)
+        assert row is not None, f"{name} has no row"
+        assert row[1].startswith(outcome.about)
+        assert ("confirmed" in row[2], "give the charge back" in row[2]) == (outcome.answered, outcome.refunds)
+        assert row[3] == {1: "counts as a success", 0: "unchanged", -1: "steps down"}[outcome.adapts]
 
 
 def test_the_reference_has_the_stores_that_there_are_and_no_others() -> None:

@@ -1,4 +1,4 @@
-"""PURE. What the working limit of an adaptive concurrency should be; who gets in is not its business."""
+"""PURE. What the working limit of an adaptive concurrency should be. Which asks it lets in is decided elsewhere."""
 
 from __future__ import annotations
 

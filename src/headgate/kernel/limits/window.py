@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..records import Records, Space
     from .base import Duration, Lease, Limit, Taker
 
-#: A confirmation gives back at most `slack` of one grant; below this share of the limit nobody would notice.
+#: A confirmation gives back at most `slack` of one grant; below this share of the limit that is not worth a round trip.
 WORTH_CONFIRMING = 0.25
 
 #: In how many steps a window comes back after its state was lost.
