@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 #: Seconds. The ticket that keeps the timer goes first, and the polls of other processes spread out behind it, the further
 #: the more processes there are: of those that write at the same moment one succeeds, and the others must retry.
-AFTER, JITTER, JITTER_EACH = 0.02, 0.1, 0.02
+AFTER_S, JITTER_S, JITTER_EACH_S = 0.02, 0.1, 0.02
 #: No two polls of a gate are closer than the first, and where no time is certain no further apart than the second, which
 #: must be shorter than the time for which a call is held.
-CLOSEST, FURTHEST = 0.1, 3.0
+CLOSEST_S, FURTHEST_S = 0.1, 3.0
 #: Seconds after which another ticket stands in for the one that keeps the timer and does not come.
-OVERDUE = 0.25
+OVERDUE_S = 0.25
 #: The thread ends after so many seconds without a gate to poll.
-LINGER = 5.0
+LINGER_S = 5.0
 
 
 class Polling:
@@ -61,14 +61,14 @@ class Polling:
         try:
             delay_s = self._until_called(records)
         except (Missing, HeadgateError):
-            delay_s = FURTHEST  # what is kept for some value of a key was not read, or cannot be: poll now and then
+            delay_s = FURTHEST_S  # what is kept for some value of a key was not read, or cannot be: poll now and then
         with self._condition:
             if delay_s is None or self._closed:
                 self._due.pop(gate, None)
                 return
             now = time.monotonic()
-            jitter = CHANCE.random() * min(JITTER + JITTER_EACH * len(records.space("sessions")), FURTHEST)
-            at = max(now + delay_s, self._last.get(gate, 0.0) + CLOSEST) + AFTER + jitter
+            jitter = CHANCE.random() * min(JITTER_S + JITTER_EACH_S * len(records.space("sessions")), FURTHEST_S)
+            at = max(now + delay_s, self._last.get(gate, 0.0) + CLOSEST_S) + AFTER_S + jitter
             self._due[gate] = at
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="headgate-polling", daemon=True)
@@ -104,7 +104,7 @@ class Polling:
                 at = max(at, then if then < NEVER else now)
         state = line_state(records)
         if state.timer_at < NEVER and state.timer != mine.id:
-            at = max(at, min(state.timer_at, now + round(FURTHEST * SECOND)))
+            at = max(at, min(state.timer_at, now + round(FURTHEST_S * SECOND)))
         return (at - now) / SECOND
 
     def _slot_free_in(self, records: DynamoRecords, member: str, value: float, now: int, place: int) -> float:
@@ -114,7 +114,7 @@ class Polling:
             return 0.0
         rows = list(islice(leases.values(), 64))
         age: float = sum(max(0, now - row[1]) for row in rows) / max(1, len(rows)) / SECOND
-        return min(FURTHEST, place * age / max(1, len(leases)))
+        return min(FURTHEST_S, place * age / max(1, len(leases)))
 
     # --- polling ------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Polling:
                 now = time.monotonic()
                 due = [gate for gate, at in self._due.items() if at <= now]
                 if not due:
-                    pause = min(self._due.values(), default=now + LINGER) - now
+                    pause = min(self._due.values(), default=now + LINGER_S) - now
                     if not self._condition.wait(pause) and not self._due:
                         self._thread = None
                         return
@@ -138,12 +138,12 @@ class Polling:
                 except Exception:
                     # The store is away, or holds something that cannot be read: the next command is told. Poll again.
                     with self._condition:
-                        self._due.setdefault(gate, time.monotonic() + FURTHEST)
+                        self._due.setdefault(gate, time.monotonic() + FURTHEST_S)
 
     def _poll(self, gate: str) -> None:
         records = self._store.read_gate(gate)
         first = self.notice(gate, records)
-        if first and line_state(records).timer_at + OVERDUE * SECOND < self._store.approximate_time():
+        if first and line_state(records).timer_at + OVERDUE_S * SECOND < self._store.approximate_time():
             self._store.wake_ticket(first, 0)
 
     def notice(self, gate: str, records: DynamoRecords) -> str:

@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from .records import DynamoRecords
 
 #: Seconds in which an answer must come. DynamoDB's own take some milliseconds.
-TIMEOUT = 0.2
+TIMEOUT_S = 0.2
 
 #: Seconds by which the clocks of two processes may differ: no process decides before it knows the time that well.
-SPREAD = 0.1
+SPREAD_S = 0.1
 
 #: Seconds that a process may take to find out the time: a tick of the server's clock comes every second.
-CALIBRATING = 3.0
+CALIBRATING_S = 3.0
 
 #: Microseconds for which a call is held. Longer than elsewhere: the process of a called ticket finds out by polling.
-CLAIM = 5 * SECOND
+CLAIM_US = 5 * SECOND
 
 #: A heartbeat is written when the process would be taken for dead in less than this many microseconds.
-HEARTBEAT_BEFORE = 5 * SECOND
+HEARTBEAT_BEFORE_US = 5 * SECOND
 
 
 class DynamoStore:
@@ -69,16 +69,16 @@ class DynamoStore:
         endpoint: str | None = None,
         key: str = "counter_id",
         ttl: str = "ttl",
-        timeout: float = TIMEOUT,
-        spread: float = SPREAD,
+        timeout: float = TIMEOUT_S,
+        spread: float = SPREAD_S,
         clock: Clock | None = None,
         url: str | None = None,
     ) -> None:
         self.url = _url_of(table, region=region, endpoint=endpoint, key=key, ttl=ttl) if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self.table = DynamoTable(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
-        self.spread = 0 if clock is not None else round(spread * SECOND)
-        self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM, clock_spread_us=self.spread)
+        self.spread_us = 0 if clock is not None else round(spread * SECOND)
+        self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM_US, clock_spread_us=self.spread_us)
         #: Whether items are given a time to live: not under the clock of a test, by which DynamoDB would delete them.
         self.expires = clock is None
         self._clock = clock
@@ -182,7 +182,7 @@ class DynamoStore:
         if self._clock is not None or not is_heartbeat(command, self.session):
             return None
         writer = self._writer(command.gate)
-        if not self.table.clock.known or writer.lives_until < (now := self.table.clock.now()) + HEARTBEAT_BEFORE:
+        if not self.table.clock.known or writer.lives_until < (now := self.table.clock.now()) + HEARTBEAT_BEFORE_US:
             return None
         return Pulse(now, {}, (), (), (), "", 0, 0)
 
@@ -200,7 +200,7 @@ class DynamoStore:
         if self._clock is not None:
             return self._clock()
         clock = self.table.clock
-        if exact and clock.width() > self.spread:
+        if exact and clock.width() > self.spread_us:
             self._calibrate()
         now = clock.now()
         last = records.head.now
@@ -212,17 +212,17 @@ class DynamoStore:
         """Wait for a tick of the server's clock: what is open afterwards is the time between two answers."""
         clock = self.table.clock
         with self._calibrating:
-            end = time.monotonic() + CALIBRATING
-            while clock.width() > self.spread:
+            end = time.monotonic() + CALIBRATING_S
+            while clock.width() > self.spread_us:
                 if time.monotonic() > end:
                     raise StoreUnavailable(
-                        f"{self.table.place}: the time is not known to within {self.spread / SECOND:g} s, since "
+                        f"{self.table.place}: the time is not known to within {self.spread_us / SECOND:g} s, since "
                         f"answers take too long; allow for more with ?spread=0.5, which windows then count longer"
                     )
                 begun = time.monotonic()
                 with suppress(Conflict, Throttled, ResultUnknown):
                     self.table.get(item_name("clock") + "|")
-                time.sleep(max(0.0, self.spread / SECOND / 3 - (time.monotonic() - begun)))
+                time.sleep(max(0.0, self.spread_us / SECOND / 3 - (time.monotonic() - begun)))
 
     def approximate_time(self) -> int:
         """The store's time as far as it is known, without waiting for a better calibration."""
