@@ -147,7 +147,7 @@ class BatchResult:
 
 def values_of(command: Command) -> set[str]:
     """The values of keys that a command names: they are read before it runs."""
-    plans = [row[0] for row in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
+    plans = [plan for plan, *_ in command.leases] if isinstance(command, Renew) else [getattr(command, "plan", None)]
     return {step.member.partition("|")[2] for plan in plans if plan is not None for step in plan.steps if step.by}
 
 

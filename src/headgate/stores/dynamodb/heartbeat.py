@@ -38,7 +38,7 @@ def heartbeats_of(item: Item) -> dict[str, int]:
 
 def take_in(records: DynamoRecords, heartbeats: dict[str, int], now: int) -> None:
     """Extend the life of sessions that stand in line. One that was put to sleep must renew itself, and is told so then."""
-    sessions = records.space("sessions")
+    sessions = records.sessions
     for session, until in heartbeats.items():
         known = sessions.score(session)
         if known is not None and known < until <= now + SESSION + FAR_AHEAD:
@@ -47,4 +47,4 @@ def take_in(records: DynamoRecords, heartbeats: dict[str, int], now: int) -> Non
 
 def is_enough(records: DynamoRecords, now: int, session: str) -> bool:
     """Whether the heartbeat alone does what its command has to do: the session is awake, and the line has nothing due."""
-    return records.space("sessions").get(session) == 0 and now < line_state(records).timer_at
+    return records.sessions.get(session) == 0 and now < line_state(records).timer_at

@@ -13,7 +13,8 @@ import time
 from itertools import islice
 
 from ...errors import HeadgateError
-from ...kernel.line import CALLED, HIDDEN, MISSED, find, line_state
+from ...kernel.commands.permits import read_lease
+from ...kernel.line import CALLED, HIDDEN, MISSED, Ticket, find, line_state
 from ...kernel.model import NEVER, SECOND
 from ...kernel.plan import recall
 from .backoff import CHANCE
@@ -23,6 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .records import DynamoRecords
     from .store import DynamoStore
+
+#: Where a ticket has its arrival number: a poll reads that of thousands.
+ARRIVAL = Ticket._fields.index("arrival")
 
 #: Seconds. The ticket that keeps the timer goes first, and the polls of other processes spread out behind it, the further
 #: the more processes there are: of those that write at the same moment one succeeds, and the others must retry.
@@ -67,7 +71,7 @@ class Polling:
                 self._due.pop(gate, None)
                 return
             now = time.monotonic()
-            jitter = CHANCE.random() * min(JITTER_S + JITTER_EACH_S * len(records.space("sessions")), FURTHEST_S)
+            jitter = CHANCE.random() * min(JITTER_S + JITTER_EACH_S * len(records.sessions), FURTHEST_S)
             at = max(now + delay_s, self._last.get(gate, 0.0) + CLOSEST_S) + AFTER_S + jitter
             self._due[gate] = at
             if self._thread is None:
@@ -78,9 +82,9 @@ class Polling:
 
     def _until_called(self, records: DynamoRecords) -> float | None:
         """Seconds until the first ticket of this process that waits should be called; None: there is none."""
-        now, tickets = records.head.now, records.space("tickets")
+        now, tickets = records.head.now, records.tickets
         mine = None
-        for _, id in records.space("of", self._store.session).scan():
+        for _, id in records.session_tickets[self._store.session].scan():
             ticket = tickets.get(id)
             if ticket is not None and not ticket[CALLED] and ticket[HIDDEN] != MISSED:
                 mine = find(records, id)
@@ -113,7 +117,7 @@ class Polling:
         if len(leases) < value:
             return 0.0
         rows = list(islice(leases.values(), 64))
-        age: float = sum(max(0, now - row[1]) for row in rows) / max(1, len(rows)) / SECOND
+        age = sum(max(0, now - read_lease(row).at) for row in rows) / max(1, len(rows)) / SECOND
         return min(FURTHEST_S, place * age / max(1, len(leases)))
 
     # --- polling ------------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ class Polling:
 
         Returns the first of the tickets that go on waiting, "" where there is none.
         """
-        get = records.space("tickets").get
+        get = records.tickets.get
         first = ""
         for id in self._store.tickets_waiting(gate):
             ticket = get(id)
@@ -161,7 +165,3 @@ class Polling:
                 first = id
         self.plan(gate, records)
         return first
-
-
-#: Where a ticket has its arrival number.
-ARRIVAL = 7

@@ -309,7 +309,7 @@ class GateWriter:
         reply = command.apply(now, records)
         if isinstance(command, Configure):
             records.configured = records.head.seq
-        elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.space("tickets")) > MOST_WAITERS:
+        elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.tickets) > MOST_WAITERS:
             if not command.waits:
                 return reply
             Cancel(command.plan.policy, command.id).apply(now, records)
@@ -404,7 +404,7 @@ class GateWriter:
         self.lives_until = 0
         if not self.waiting:
             return
-        sessions = records.space("sessions")
+        sessions = records.sessions
         if sessions.get(self._store.session) == 0:
             self.lives_until = next((until for until, name in sessions.scan() if name == self._store.session), 0)
         self._store.polling.notice(self._gate, records)
