@@ -437,7 +437,7 @@ def is_early(records: Records, now: int, plan: Plan) -> bool:
 
 
 def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
-    """Do all that is due: give back calls, bury sessions, end patience, call what fits, and say which ticket keeps the timer.
+    """Do all that is due: give back calls, bury sessions, end patience, call what fits, and name the keeper of the timer.
 
     An `asker` is here: when its ticket is the one to be called, it takes what it asks for instead, and that is returned.
     """
