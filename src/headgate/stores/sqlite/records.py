@@ -211,38 +211,49 @@ class SqliteRecords(ByKind):
 
     def write(self) -> int:
         """Write all that has changed. Returns about how many rows that took."""
-        execute, execute_many = self.execute, self.execute_many
-        count = 1
-        if self.wiped:
-            keys = [(key,) for key in self.wiped]
-            keys += [(key.replace("/#", "/!"),) for key in self.wiped if "/#" in key]
-            execute_many(WIPE, keys)
-            count += len(keys)
         if self.permits is not None:
             self.permits.before_write()
-        for space in self.touched:
-            count += space.write(execute, execute_many)
+        count = self.write_members()
         self._text = text = self._packed()
         if self._row is None:
-            self._row = execute(_NEW_HEAD, (self.gate, text)).lastrowid
+            self._row = self.execute(_NEW_HEAD, (self.gate, text)).lastrowid
         else:
-            execute(_SET_HEAD, (text, self._row))
-        return count
+            self.execute(_SET_HEAD, (text, self._row))
+        return count + 1
 
-    def head_alone(self) -> tuple[str, int, str] | None:
-        """The parameters of SWAP_HEAD, or None where more than the head has changed."""
+    def swap(self) -> tuple[str, int, str] | None:
+        """The parameters of SWAP_HEAD, with which a write can begin; None for a gate that has no row yet.
+
+        Afterwards `touched` and `wiped` are what is left for `write_members`.
+        """
         if self.permits is not None:
             self.permits.before_write()
-        if self.touched or self.wiped or self._row is None:
+        if self._row is None:
             return None
         was, self._text = self._text, self._packed()
         return self._text, self._row, was
 
+    def write_members(self) -> int:
+        """Write all that has changed but the head's row. Returns about how many rows that took."""
+        execute, execute_many = self.execute, self.execute_many
+        count = 0
+        if self.wiped:
+            keys = [(key,) for key in self.wiped]
+            keys += [(key.replace("/#", "/!"),) for key in self.wiped if "/#" in key]
+            execute_many(WIPE, keys)
+            count = len(keys)
+        for space in self.touched:
+            count += space.write(execute, execute_many)
+        return count
+
     def _packed(self) -> str:
-        text = encode_json((self.head.stored(), self.states.resident))
-        if self.permits is None:
+        head, permits = self.head, self.permits
+        # On every decision: `stored` where there is something to heed, and the same without two calls where not.
+        stored = (head.seq, head.now, None) if head.quiet else head.stored()
+        text = encode_json((stored, self.states.resident))
+        if permits is None:
             return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
-        run = self.permits.run
+        run = permits.run
         return text if run is None else f"{text[:-1]},{run.text()}]"
 
     def written(self) -> None:

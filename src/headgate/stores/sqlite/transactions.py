@@ -206,21 +206,31 @@ class Transactions:
         """Write what was decided. Raises _Stale, and nothing is written, where another connection has committed before.
 
         Every command that writes records of a gate writes its head as well, which has the number and the time of the last
-        command: where the head is still the cached one, all else is. So most decisions are one statement.
+        command: where the head is still the cached one, all else is. So a decision that has read nothing from the file
+        writes the head first, if it is unchanged; most decisions are this one statement.
         """
-        if not file.in_transaction:
-            if not records.changed:
-                if file.version() != self._version:
-                    raise _Stale
-                return
-            if (heads := records.head_alone()) is not None:
-                if (swapped := file.update_one(SWAP_HEAD, heads)) is None:
-                    raise _Busy
-                if not swapped:
-                    raise _Stale
-                return
+        if file.in_transaction:
+            records.execute = file.execute
+            file.commit(records.write() if records.changed else 0)
+        elif not records.changed:
+            if file.version() != self._version:
+                raise _Stale
+        elif (heads := records.swap()) is None:
             self._begin(file)
-        file.commit(records.write() if records.changed else 0)
+            records.execute = file.execute
+            file.commit(records.write())
+        else:
+            members_changed = records.touched or records.wiped
+            if members_changed and not file.begin():
+                raise _Busy
+            swapped = file.update_one(SWAP_HEAD, heads)
+            if swapped is None:
+                raise _Busy
+            if not swapped:
+                raise _Stale
+            if members_changed:
+                records.execute = file.execute
+                file.commit(records.write_members())
 
     def withdraw(self, job: SqliteJob) -> bool:
         """Take a job back; False when it has already been decided, or is being."""
