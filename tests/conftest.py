@@ -87,6 +87,15 @@ def stores() -> Iterator[Callable[[str], RedisStore]]:
 
 
 @pytest.fixture
+def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters of this process go by being woken alone: no heartbeat comes that could tell them of their turn instead."""
+    from headgate.gate import keeper
+
+    for name in ("BEAT_LEAST", "BEAT_MOST"):
+        monkeypatch.setattr(keeper, name, 3600.0)
+
+
+@pytest.fixture
 def at_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a directory of its own, at a terminal of a known width, with nothing set."""
     from headgate.config.file import ENVIRONMENT

@@ -98,7 +98,7 @@ def test_promtool_accepts_the_rules_and_they_fire_when_they_should() -> None:
         pytest.skip("promtool is missing: it comes with Prometheus (apt-get install prometheus)")
     for command in (["check", "rules", RULES.name], ["test", "rules", "headgate.rules.test.yml"]):
         done = subprocess.run(
-            [promtool, *command], cwd=RULES.parent, capture_output=True, text=True, timeout=50, check=False
+            [promtool, *command], cwd=RULES.parent, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -171,7 +171,7 @@ def test_the_unit_of_systemd_is_well_formed_and_runs_a_command_that_there_is(tmp
         pytest.skip("systemd-analyze is missing: the unit was only read, not verified")
     unit = tmp_path / "headgate.service"
     unit.write_text(text.replace("/opt/headgate/bin/headgate", "/bin/true"), encoding="utf-8")
-    done = subprocess.run([verify, "verify", str(unit)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([verify, "verify", str(unit)], capture_output=True, text=True, timeout=120, check=False)
     about_us = [line for line in (done.stdout + done.stderr).splitlines() if "headgate.service" in line]
     assert about_us == []
 

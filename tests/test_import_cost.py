@@ -9,7 +9,7 @@ import sys
 def loaded_by(statement: str) -> set[str]:
     """The modules that a statement adds to those of a bare interpreter."""
     script = f"import sys; before = set(sys.modules); {statement}; print(' '.join(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())
 
 

@@ -19,19 +19,19 @@ UPSTREAM = ROOT / "src" / "headgate" / "simulate" / "upstreams" / "window.py"
 SHORT = ["--limit", "40", "--window", "2s", "--calls", "120", "--seconds", "6s", "--workers", "2", "--threads", "6"]
 
 
-def demo(*options: str, timeout: float = 55) -> str:
+def demo(*options: str) -> str:
     command = [sys.executable, "-m", "headgate", "demo", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.soak  # figures: on a machine with other work on it they are that machine's
+@pytest.mark.timeout(1200)
 def test_as_shipped_it_ends_within_two_minutes_with_97_percent_and_no_429() -> None:
     begun = time.monotonic()
-    found = json.loads(demo("--json", timeout=120))
+    found = json.loads(demo("--json"))
     assert time.monotonic() - begun < 120
     limit, per = found["limit"], found["per"]
     rows = {row["run"]: row for row in found["rows"]}
@@ -48,6 +48,23 @@ def test_as_shipped_it_ends_within_two_minutes_with_97_percent_and_no_429() -> N
     assert most_in_any(per, times) <= limit
 
 
+#: In real time: the upstream counts by its own clock.
+WITHIN_ITS_SLACK = pytest.mark.timing(
+    "a call that a busy machine delays by more than the slack of 100 ms may be refused"
+)
+
+
+@pytest.mark.slow
+@WITHIN_ITS_SLACK
+def test_all_of_the_work_is_done_and_the_upstream_refuses_nothing() -> None:
+    found = json.loads(demo("--json", *SHORT))
+    rows = {row["run"]: row for row in found["rows"]}
+    assert list(rows) == ["uncoordinated", "headgate"]
+    ours = rows["headgate"]
+    assert (ours["accepted"], ours["refused"], len(ours["accepted_at"])) == (120, 0, 120)
+    assert most_in_any(found["per"], ours["accepted_at"]) <= found["limit"]
+
+
 def most_in_any(per: float, times: list[float]) -> int:
     """The largest number of acceptances in any window of that length."""
     recent: deque[float] = deque()
@@ -61,11 +78,12 @@ def most_in_any(per: float, times: list[float]) -> int:
 
 
 @pytest.mark.slow
+@WITHIN_ITS_SLACK
 def test_it_ends_with_a_table_where_there_is_no_terminal() -> None:
     text = demo(*SHORT)
     assert "\x1b" not in text
     assert re.search(r"^ +done +refused \(429\) +utilisation +seconds$", text, flags=re.MULTILINE)
-    assert re.search(r"^headgate +120 +0 +\d+\.\d% +\d\.\d$", text, flags=re.MULTILINE)
+    assert re.search(r"^headgate +120 +0 +\d+\.\d% +\d+\.\d$", text, flags=re.MULTILINE)
     assert re.search(r"^uncoordinated +\d+", text, flags=re.MULTILINE)
 
 
@@ -75,7 +93,7 @@ def test_the_upstream_keeps_its_own_books_and_imports_nothing_of_headgate() -> N
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        connection = HTTPConnection("127.0.0.1", int(server.stdout.readline()), timeout=10)
+        connection = HTTPConnection("127.0.0.1", int(server.stdout.readline()), timeout=60)
 
         def get(path: str, method: str = "GET") -> tuple[int, Any]:
             connection.request(method, path, body=b"work" if method == "POST" else None)
@@ -89,5 +107,5 @@ def test_the_upstream_keeps_its_own_books_and_imports_nothing_of_headgate() -> N
         assert len(books["accepted_at"]) == 3
         connection.close()
     finally:
-        server.communicate(timeout=10)
+        server.communicate(timeout=120)
     assert server.returncode == 0

@@ -43,7 +43,7 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-m", "headgate", *arguments])
         fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def see(self, pattern: str, seconds: float = 20.0) -> None:
+    def see(self, pattern: str, seconds: float = 60.0) -> None:
         """Read until the pattern is seen."""
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.text):
@@ -55,7 +55,7 @@ class Terminal:
 
     def ended(self) -> int:
         """Read to the end; the exit code."""
-        while self._more(20.0):
+        while self._more(60.0):
             pass
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0

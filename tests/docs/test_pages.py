@@ -129,7 +129,7 @@ def test_the_tests_that_the_testing_page_shows_pass_under_pytest(tmp_path: Path)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -58,7 +58,7 @@ def slots(n: int, **more: Any) -> Concurrency:
     return Concurrency(n, name="slots", **more)
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not await true():
         assert time.monotonic() < end, "it did not come"
@@ -124,7 +124,7 @@ async def at_every_await(
 
         task = asyncio.create_task(main())
         with suppress(asyncio.CancelledError):
-            permit = await asyncio.wait_for(asyncio.shield(task), 10)
+            permit = await asyncio.wait_for(asyncio.shield(task), 60)
         assert task.done()
         if permit is not None:
             await permit.release("unsent")
@@ -150,7 +150,7 @@ def test_an_ask_that_goes_at_once_can_be_cancelled_at_any_await(busy_store: str,
             usage = await gate.usage()
             return (usage["slots"].used, usage["w"].used, usage.waiting) == (0, 0, 0)
 
-        await until(is_clean, 5)
+        await until(is_clean)
 
     async def main() -> None:
         await at_every_await(lambda n: gate.acquire(), before, clean, late)
@@ -181,8 +181,8 @@ def test_a_wait_in_line_can_be_cancelled_at_any_await(busy_store: str, late: boo
             usage = await gate.usage()
             return (usage["slots"].used, usage["w"].used, usage.waiting) == (0, 0, 0)
 
-        await until(is_clean, 5)
-        again = await gate.acquire(timeout=5)
+        await until(is_clean)
+        again = await gate.acquire(timeout=60)
         await again.release("unsent")
 
     async def main() -> None:
@@ -211,7 +211,7 @@ def test_a_wait_that_times_out_can_be_cancelled_at_any_await(busy_store: str, la
         async def gone() -> bool:
             return not await waiting(gate)
 
-        await until(gone, 5)
+        await until(gone)
         assert [holder.id for holder in await gate.holders()] == [held.id]
         await held.release()
 
@@ -238,7 +238,7 @@ def test_a_promise_can_be_cancelled_at_any_await(busy_store: str, late: bool) ->
         async def given_back() -> bool:
             return (await gate.usage())["b"].used <= 1
 
-        await until(given_back, 5)
+        await until(given_back)
 
     async def main() -> None:
         assert await at_every_await(lambda n: gate.acquire(), before, clean, late) >= 1
@@ -278,11 +278,11 @@ def test_a_release_that_is_cancelled_still_arrives(busy_store: str, late: bool) 
 
     async def main() -> None:
         for n in range(200):
-            permit = await gate.acquire(timeout=5)
+            permit = await gate.acquire(timeout=60)
             run = CancelledAt(permit.release(), n, late)
             with suppress(asyncio.CancelledError):
                 await asyncio.create_task(awaited(run))
-            await until(lambda: nobody(gate), 5)
+            await until(lambda: nobody(gate))
             if not run.fired and n > 5:
                 return
         raise AssertionError("it never came through")
@@ -328,7 +328,7 @@ def test_cancelling_a_crowd_at_random_loses_no_slot(store: str, crowd: int) -> N
             usage = await gate.usage()
             return (usage["slots"].used, usage.waiting) == (0, 0)
 
-        await until(is_clean, 10)
+        await until(is_clean)
 
     asyncio.run(main())
     assert most <= 3
@@ -336,7 +336,7 @@ def test_cancelling_a_crowd_at_random_loses_no_slot(store: str, crowd: int) -> N
 
 
 def test_a_task_that_was_called_and_is_cancelled_before_it_runs_passes_the_turn_on(store: str) -> None:
-    gate = AsyncGate("g", [slots(1, lease="1h")], store=store)
+    gate = AsyncGate("g", [slots(1, lease="1h")], store=store, claim="1h")
 
     async def main() -> None:
         held = await gate.acquire()
@@ -346,9 +346,7 @@ def test_a_task_that_was_called_and_is_cancelled_before_it_runs_passes_the_turn_
         await until(lambda: stand(2))
         await held.release()
         first.cancel()
-        begun = time.monotonic()
-        permit = await asyncio.wait_for(second, 5)
-        assert time.monotonic() - begun < 0.9, "less than a claim: the call was given back, and did not run out"
+        permit = await asyncio.wait_for(second, 60)  # the call was given back: it does not run out for an hour
         await permit.release()
         with suppress(asyncio.CancelledError):
             await (await first).release()
@@ -419,11 +417,11 @@ def test_wait_for_that_runs_out_leaves_nothing_behind(store: str) -> None:
 
 
 def test_a_short_lease_lives_while_the_loop_is_blocked(store: str) -> None:
-    gate = AsyncGate("g", [slots(1, lease="300ms")], store=store)
+    gate = AsyncGate("g", [slots(1, lease="2s")], store=store)
 
     async def main() -> None:
         async with gate.acquire() as permit:
-            time.sleep(1)  # what users do
+            time.sleep(2.5)  # what users do
             assert not permit.lost
         assert not permit.lost
 
@@ -440,7 +438,7 @@ def test_a_lost_lease_is_told(store: str) -> None:
         async def lost() -> bool:
             return permit.lost
 
-        await until(lost, 5)
+        await until(lost)
         with pytest.raises(LeaseLost):
             await permit.renew()
         assert await permit.release() is False
@@ -489,7 +487,7 @@ def test_two_loops_in_two_threads_and_plain_threads_share_a_gate(store: str) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(60)
         assert not thread.is_alive()
     assert served == 200
     assert most == 3
@@ -502,7 +500,7 @@ def test_one_gate_serves_one_loop_after_another(store: str) -> None:
 
     async def contended() -> None:
         held = await gate.acquire()
-        waiter = asyncio.create_task(awaited(gate.acquire(timeout=5)))
+        waiter = asyncio.create_task(awaited(gate.acquire(timeout=60)))
         await until(lambda: waiting(gate))
         await held.release()
         await (await waiter).release()
@@ -528,7 +526,8 @@ def test_a_loop_that_ends_while_somebody_waits_leaves_no_ticket(store: str) -> N
 # What is left of the waiter complains of its closed loop when it is collected, as everything in asyncio does.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loop_closed_under_a_waiter_leaves_no_ticket(store: str) -> None:
-    gate, plain = AsyncGate("g", [slots(1, lease="1h")], store=store), Gate("g", [slots(1)], store=store)
+    gate = AsyncGate("g", [slots(1, lease="1h")], store=store, claim="1h")
+    plain = Gate("g", [slots(1)], store=store)
     held = plain.acquire(lease="1h")
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)
@@ -538,36 +537,34 @@ def test_a_loop_closed_under_a_waiter_leaves_no_ticket(store: str) -> None:
     held.release()  # it is called, and cannot hear it
     del task
     gc.collect()
-    begun = time.monotonic()
-    permit = plain.acquire(timeout=5)
-    assert time.monotonic() - begun < 0.9, "less than a claim"
-    permit.release()
+    plain.acquire(timeout=60).release()  # the call does not run out for an hour
     assert plain.usage().waiting == 0
 
 
+@pytest.mark.timing("the claim of a waiter that lives and does not come ends by the clock alone")
 def test_a_blocked_loop_holds_nobody_up_for_longer_than_a_claim(store: str) -> None:
     gate, plain = AsyncGate("g", [slots(1, lease="1h")], store=store), Gate("g", [slots(1)], store=store)
     held = plain.acquire(lease="1h")
     blocked, go_on = threading.Event(), threading.Event()
 
     async def main() -> None:
-        waiter = asyncio.create_task(awaited(gate.acquire(timeout=20)))
+        waiter = asyncio.create_task(awaited(gate.acquire(timeout=120)))
         await until(lambda: waiting(gate))
         blocked.set()
-        go_on.wait(20)
+        go_on.wait(120)
         await (await waiter).release()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert blocked.wait(5)
+    assert blocked.wait(60)
     held.release()  # the waiter in the blocked loop is called
     for _ in range(3):
-        permit = plain.acquire(timeout=5)
+        permit = plain.acquire(timeout=60)
         assert permit.waited < 3, "at most one claim, and a heartbeat of this process"
         permit.release()
         time.sleep(1.1)  # heartbeats come and go
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "and it still gets its turn"
     assert plain.usage().waiting == 0
 

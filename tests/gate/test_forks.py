@@ -27,23 +27,21 @@ def test_the_background_does_not_keep_a_process_alive(how: str, tmp_path: Path) 
                 threading.Thread(target=gate.acquire, daemon=True).start()
                 while not gate.usage().waiting:
                     time.sleep(0.01)
-        print(time.monotonic())
     """
-    ended, printed = run_script(script)
-    assert ended - float(printed) < 3
+    run_script(script)  # it ends: the lease lasts for an hour, and so would what keeps it
 
 
 def test_a_forked_child_has_a_session_and_a_background_of_its_own(store: str) -> None:
     script = f"""
         import os, time
         from headgate import Gate, Concurrency
-        gate = Gate("g", [Concurrency(2, name="slots", lease="300ms")], store={store!r})
+        gate = Gate("g", [Concurrency(2, name="slots", lease="2s")], store={store!r})
         mine = gate.acquire(holder="parent")
         child = os.fork()
         if child == 0:
-            permit = gate.acquire(holder="child", timeout=5)
+            permit = gate.acquire(holder="child", timeout=60)
             assert permit.id.partition("-")[0] != mine.id.partition("-")[0]
-            time.sleep(1)
+            time.sleep(2.5)
             assert "child" in [holder.holder for holder in gate.holders()]
             assert permit.release() is True
             os._exit(0)
@@ -74,19 +72,21 @@ def test_a_child_that_leaves_the_parents_block_does_not_release_the_parents_slot
 def test_a_child_does_not_renew_the_leases_of_its_dead_parent(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/gates.db"
     script = f"""
-        import os, signal, time
+        import os, signal
         from headgate import Gate, Concurrency
         gate = Gate("g", [Concurrency(1, name="slots", lease="500ms")], store={url!r})
+        end, until = os.pipe()
         middle = os.fork()
         if middle == 0:
+            os.close(until)
             permit = gate.acquire(holder="parent")
             if os.fork() == 0:
-                time.sleep(20)  # lives on with a copy of the permit
+                os.read(end, 1)  # lives on with a copy of the permit, as long as the first process
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(middle, 0)
         assert [holder.holder for holder in gate.holders()] == ["parent"]
-        assert gate.acquire(timeout=5).waited < 3
+        gate.acquire(timeout=60).release()
     """
     run_script(script, wait_for_output=False)
 
@@ -107,7 +107,7 @@ def test_a_fork_while_other_threads_use_the_gate_does_not_deadlock_the_child(sto
             child = os.fork()
             if child == 0:
                 for _ in range(5):
-                    gate.acquire(timeout=5).release()
+                    gate.acquire(timeout=60).release()
                 os._exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         stop = True
@@ -132,16 +132,16 @@ def test_all_who_wait_in_memory_come_again_after_their_process_was_taken_for_dea
     waiters = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(3)]
     for waiter in waiters:
         waiter.start()
-    until(lambda: gate.usage().waiting == 3, 10)
+    until(lambda: gate.usage().waiting == 3)
 
     def buried() -> bool:
         clock.advance(60)  # the machine slept, and nobody was heard of
         gate.try_acquire()
         return gate.usage().waiting == 0
 
-    until(buried, 10)
-    until(lambda: gate.usage().waiting == 3, 10)
+    until(buried)
+    until(lambda: gate.usage().waiting == 3)
     held.release()
     for waiter in waiters:
-        waiter.join(10)
+        waiter.join(60)
     assert sorted(went) == [0, 1, 2]

@@ -192,4 +192,4 @@ def test_a_promise_gate_sleeps_until_its_time(make: Any, store: str) -> None:
     gate = make("p", [Bucket(10, per="1s", burst=1, slack=0, name="b")], store=store, waiting="promise")
     gate.acquire()
     permit = gate.acquire()
-    assert 0.05 < permit.waited < 5
+    assert permit.waited > 0.05

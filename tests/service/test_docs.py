@@ -49,7 +49,7 @@ def test_every_curl_of_the_page_succeeds_in_the_order_of_the_page(guard: GuardPr
         env={"PATH": os.environ["PATH"], "GUARD": guard.url},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -71,7 +71,7 @@ def test_the_javascript_of_the_page_runs_and_leaves_nothing_held(guard: GuardPro
         env={"PATH": os.environ["PATH"], "GUARD": guard.url},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ func main() {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_go_of_the_page_is_formatted_vetted_and_runs_where_there_is_a_go(
     guard: GuardProcess, tmp_path: Path
 ) -> None:
@@ -126,7 +126,7 @@ def test_the_go_of_the_page_is_formatted_vetted_and_runs_where_there_is_a_go(
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            command, cwd=worker, env=environment, capture_output=True, text=True, timeout=280, check=False
+            command, cwd=worker, env=environment, capture_output=True, text=True, timeout=1100, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -53,11 +53,26 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, object]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///gates.db"])
 def test_ten_thousand_waiters_are_held_in_bounded_memory_and_a_flood_behind_them_is_refused_at_once(
     tmp_path: Path, store: str
 ) -> None:
+    crowded_run(tmp_path, store)
+
+
+@pytest.mark.soak  # figures of a machine that has nothing else to do
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///gates.db"])
+def test_ten_thousand_waiters_hold_nobody_up(tmp_path: Path, store: str) -> None:
+    took = crowded_run(tmp_path, store)
+    assert took["the flood was refused"] < 10
+    assert took["one who need not wait was served"] < 2
+    assert took["all had left"] < 20, "they leave together, not one by one"
+
+
+def crowded_run(tmp_path: Path, store: str) -> dict[str, float]:
+    """Ten thousand wait, some are served, all leave. How many seconds parts of it took."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the guard inherits it
     waiters = WAITERS if most == resource.RLIM_INFINITY else min(WAITERS, (most - 500) // 200 * 200)
@@ -69,12 +84,13 @@ def test_ten_thousand_waiters_are_held_in_bounded_memory_and_a_flood_behind_them
         held = str(client.acquire("slots").json["id"])
         client.acquire("slots", wait=0.01)
         before = memory_of(guard)
-        asyncio.run(_crowd(guard, client, held, before, waiters))
+        return asyncio.run(_crowd(guard, client, held, before, waiters))
     finally:
         guard.kill()
 
 
-async def _crowd(guard: GuardProcess, client: Client, held: str, before: int, waiters: int) -> None:
+async def _crowd(guard: GuardProcess, client: Client, held: str, before: int, waiters: int) -> dict[str, float]:
+    took: dict[str, float] = {}
     connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     ask = request("/v1/gates/slots/acquire", {"wait": 500})
     for number in range(0, waiters, 200):
@@ -91,10 +107,10 @@ async def _crowd(guard: GuardProcess, client: Client, held: str, before: int, wa
     begun = time.monotonic()
     refused = await asyncio.gather(*(_refused(guard) for _ in range(200)))
     assert refused == [429] * 200
-    assert time.monotonic() - begun < 10
+    took["the flood was refused"] = time.monotonic() - begun
     begun = time.monotonic()
     assert (await asyncio.to_thread(client.acquire, "free")).status == 200
-    assert time.monotonic() - begun < 2
+    took["one who need not wait was served"] = time.monotonic() - begun
     assert memory_of(guard) - before < waiters * EACH
 
     # Those inside are served, each by the release of the one before.
@@ -114,11 +130,12 @@ async def _crowd(guard: GuardProcess, client: Client, held: str, before: int, wa
         writer.transport.abort()
     while await asyncio.to_thread(client.waiting, "slots"):
         await asyncio.sleep(0.1)
-    assert time.monotonic() - begun < 20
+    took["all had left"] = time.monotonic() - begun
+    return took
 
 
 async def _next(tasks: list[asyncio.Task[tuple[int, dict[str, object]]]]) -> tuple[list, list]:  # type: ignore[type-arg]
-    done, left = await asyncio.wait(tasks, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    done, left = await asyncio.wait(tasks, timeout=120, return_when=asyncio.FIRST_COMPLETED)
     return list(done), list(left)
 
 

@@ -68,7 +68,7 @@ class Scraped:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.guard = GuardThread(MemoryStore(clock=self.clock), GATES)
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.guard.port, timeout=20)
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.guard.port, timeout=60)
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -148,12 +148,12 @@ def test_what_http_stores_and_batches_ask_is_counted_like_any_other(scraped: Scr
     held = [gate.acquire() for _ in range(3)]
     assert gate.try_acquire() is None
     waited: list[Any] = []
-    waiter = threading.Thread(target=lambda: waited.append(gate.acquire(timeout=20)), daemon=True)
+    waiter = threading.Thread(target=lambda: waited.append(gate.acquire(timeout=60)), daemon=True)
     waiter.start()
     while not (scraped("headgate_waiters", gate="api") and scraped("headgate_guard_streams")):
         pass
     held[0].release()
-    waiter.join(20)
+    waiter.join(60)
     waited[0].release("overloaded")
     Gate("mine", [Window(5, per="1s")], store=store).acquire()
     store.close()

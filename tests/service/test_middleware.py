@@ -87,7 +87,7 @@ def twin_of(app: GateMiddleware) -> Gate:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.001)
 
@@ -448,7 +448,7 @@ def served() -> Iterator[Callable[[Any], int]]:
         thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
         thread.start()
         running.append((server, thread, listening))
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not server.started:
             assert time.monotonic() < end, "the server did not start"
             time.sleep(0.005)
@@ -457,7 +457,7 @@ def served() -> Iterator[Callable[[Any], int]]:
     yield serve
     for server, thread, listening in running:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         listening.close()
 
 
@@ -476,13 +476,13 @@ def test_under_uvicorn_slots_are_free_after_answers_hang_ups_and_refusals(served
         return gate.usage()["concurrency"].used
 
     def wait_for(number: float) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while used() != number:
             assert time.monotonic() < end, f"{used()} slots are used, not {number}"
             time.sleep(0.005)
 
     def get(path: str) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", port), timeout=20)
+        made = socket.create_connection(("127.0.0.1", port), timeout=60)
         made.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         return made
 

@@ -155,7 +155,7 @@ file.close()
 def test_two_processes_write_in_turns(path: str) -> None:
     count = 300
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, name, str(count)]) for name in "ab"]
-    assert [writer.wait(timeout=50) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
     file = DatabaseFile(path, NOTES_1)
     for name in "ab":
         own = [text for text in texts(file) if text.startswith(name)]
@@ -304,7 +304,7 @@ def test_a_waiter_in_another_process_is_woken(path: str) -> None:
     sender = WakeSocket(path, "sender", print, lambda: 0)
     sender.send("nobody", b"is not there")
     sender.send("waiter", b"your turn")
-    assert waiter.communicate(timeout=50) == ("your turn\n", None)
+    assert waiter.communicate(timeout=120) == ("your turn\n", None)
     assert waiter.returncode == 0
     sender.close()
     assert not os.path.exists(wake_folder(path))

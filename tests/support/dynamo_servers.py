@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tarfile
@@ -23,10 +24,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import stop
+
 LOOPBACK = "127.0.0.1"
 
 #: Seconds that a server may take to start.
-STARTING = 30.0
+STARTING = 120.0
 
 #: name → (npm package, what the file to run is called)
 PACKAGES = {
@@ -114,9 +117,14 @@ class Server:
             time.sleep(0.02)
         client(self.endpoint).list_tables()
 
-    def signal(self, number: int) -> None:
+    def freeze(self) -> None:
+        """It is there, and says nothing."""
         assert self.process is not None
-        os.kill(self.process.pid, number)
+        stop(self.process)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -213,7 +221,7 @@ class Proxy:
 
             def setup(self) -> None:
                 super().setup()
-                self.upstream = http.client.HTTPConnection(LOOPBACK, port, timeout=30)
+                self.upstream = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
 
             def finish(self) -> None:
                 self.upstream.close()

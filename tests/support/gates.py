@@ -81,7 +81,7 @@ class Crowd:
         thread.start()
         return thread
 
-    def join(self, seconds: float = 40.0) -> None:
+    def join(self, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         for thread in self.threads:
             thread.join(max(0.0, end - time.monotonic()))

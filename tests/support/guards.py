@@ -17,7 +17,7 @@ import pytest
 from headgate import Concurrency, Gate, Window, stores
 from headgate.config import file as config_file
 from headgate.gate.gates import Gates
-from tests.support.waiting import timed
+from tests.support.waiting import stop, timed
 
 MISSING = "uvicorn is missing: pip install 'headgate[server]'"
 
@@ -65,14 +65,14 @@ class GuardThread:
         self._server = Server(uvicorn.Config(self.guard, **{**settings, **more}))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
         self._thread.start()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not self._server.started:
             assert time.monotonic() < end, "the guard did not start"
             time.sleep(0.002)
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         self._socket.close()
         stores._open.pop(self.store.url, None)
         self.store.close()
@@ -126,7 +126,7 @@ class GuardProcess:
         if process is None:
             return 0
         process.send_signal(with_signal)
-        code = process.wait(20)
+        code = process.wait(120)
         assert process.stdout is not None
         process.stdout.close()
         return code
@@ -134,7 +134,7 @@ class GuardProcess:
     def pause(self) -> None:
         """It is there, and says nothing."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process)
 
     def go_on(self) -> None:
         assert self.process is not None

@@ -19,8 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import stop
+
 #: Seconds that a server may take to start, and a cluster to form.
-STARTING = 15.0
+STARTING = 60.0
 
 LOOPBACK = "127.0.0.1"
 
@@ -66,12 +68,17 @@ def free_port() -> int:
             return port
 
 
+class PortTaken(Exception):
+    """Another process was faster between the look for a free port and the start of the server."""
+
+
 class Server:
     """A Redis or Valkey server of one's own. It can be killed and started again, with its data or without."""
 
     def __init__(self, *options: str, kind: str | None = None, port: int | None = None, password: str = "") -> None:
         self.binary = binary(kind)
         self.port = port or free_port()
+        self.known_as = port  # others know it under this one: then it must be this one
         self.password = password
         self.options = options
         self.folder = Path(tempfile.mkdtemp(prefix="headgate-redis-"))
@@ -98,6 +105,10 @@ class Server:
         if wait:
             try:
                 self.wait()
+            except PortTaken:
+                self.kill()
+                self.port = free_port()
+                return self.start(*more)
             except BaseException:
                 self.kill()
                 raise
@@ -108,12 +119,15 @@ class Server:
         while True:
             try:
                 self.command("PING")
+                self.known_as = self.port
                 return
             except (OSError, AssertionError):
                 assert self.process is not None
                 dead = self.process.poll() is not None
                 if dead or time.monotonic() > end:
                     told = (self.folder / "log").read_text(errors="replace")[-2000:]
+                    if dead and not self.known_as and "in use" in told:
+                        raise PortTaken from None
                     raise AssertionError(f"{self.binary} did not start on port {self.port}: {told}") from None
                 time.sleep(0.01)
 
@@ -149,7 +163,7 @@ class Server:
     def freeze(self) -> None:
         """SIGSTOP: connections stay open and nothing is answered, as with a machine that is lost."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process)
 
     def thaw(self) -> None:
         assert self.process is not None

@@ -41,7 +41,7 @@ def python(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def told(child: subprocess.Popen[str]) -> str:
     """All that a process printed, which must have ended well."""
-    printed, _ = child.communicate(timeout=50)
+    printed, _ = child.communicate(timeout=120)
     assert child.returncode == 0, printed
     return printed
 

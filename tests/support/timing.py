@@ -13,6 +13,11 @@ import pytest
 #: How often a test is run again that is marked `timing`.
 RERUNS = 2
 
+#: For tests that hold a gate to its contract while its store is away.
+DECIDES_IN_TIME = pytest.mark.timing(
+    "the contract is a bound in real time: while the store is away a decision takes 250 ms, and later calls do not stall"
+)
+
 
 def allow_reruns(items: list[pytest.Item]) -> None:
     """Let the tests marked `timing` be run again, and refuse a mark that does not say why."""

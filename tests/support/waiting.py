@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,21 +19,27 @@ DECIDED = 0.25 + 0.25
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that it took, and what came of it: an error too."""
-    begun = time.monotonic()
+    """Seconds that it took, without those for which this thread had no processor, and what came of it: an error too."""
+    watch = Stopwatch("thread-self")
     try:
         answer = call()
     except Exception as error:
         answer = error
-    return time.monotonic() - begun, answer
+    return watch.seconds(), answer
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait for something that must come; the bound is there so that a failure ends."""
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for something that must come. The limit ends a test that fails, and judges nothing."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.003)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """SIGSTOP, and wait until all of its threads stand still: one that still runs would answer."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
 
 
 def says_so_in_time(gate: Any) -> None:
@@ -59,20 +67,24 @@ def says_so_to_many(gate: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(took) == 100
     assert max(took) < 2 * DECIDED, "one attempt that others wait for, and one's own"
 
 
-def starved() -> float:
-    """Seconds that the threads of this process have stood ready without a processor: what a busy machine adds to a time.
+def starved(threads: str = "self/task") -> float:
+    """Seconds for which threads were ready to run and had no processor: what a busy machine adds to a time.
 
-    Linux counts them; elsewhere there is nothing to subtract.
+    `self/task` is all threads of this process, `thread-self` the calling one. Linux counts them; elsewhere there is
+    nothing to subtract.
     """
     waited = 0
     with suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as counted:  # it may have ended
+        places = (
+            [threads] if threads == "thread-self" else [f"{threads}/{name}" for name in os.listdir(f"/proc/{threads}")]
+        )
+        for place in places:
+            with suppress(OSError), open(f"/proc/{place}/schedstat") as counted:  # it may have ended
                 waited += int(counted.read().split()[1])
     return waited / 1e9
 
@@ -80,11 +92,12 @@ def starved() -> float:
 class Stopwatch:
     """Seconds since it was made, without those for which the machine was busy with others."""
 
-    def __init__(self) -> None:
-        self._begun, self._starved = time.monotonic(), starved()
+    def __init__(self, threads: str = "self/task") -> None:
+        self._threads = threads
+        self._begun, self._starved = time.monotonic(), starved(threads)
 
     def seconds(self) -> float:
-        return time.monotonic() - self._begun - (starved() - self._starved)
+        return time.monotonic() - self._begun - (starved(self._threads) - self._starved)
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ HERE = os.path.abspath(__file__)
 # --- for the tests ----------------------------------------------------------------------------------------------------
 
 
-def run_script(script: str, timeout: float = 30.0, wait_for_output: bool = True) -> tuple[float, str]:
+def run_script(script: str, timeout: float = 120.0, wait_for_output: bool = True) -> tuple[float, str]:
     """Run some lines of Python in a new process; returns when it ended (monotonic) and what it printed."""
     out = subprocess.PIPE if wait_for_output else subprocess.DEVNULL
     child = subprocess.Popen(
@@ -78,7 +78,7 @@ class Child:
         self.process.stdin.close()
         self.process.stdin = None
 
-    def finish(self, seconds: float = 30.0) -> Any:
+    def finish(self, seconds: float = 120.0) -> Any:
         """End its orders; returns the last that it tells."""
         if self.process.stdin is not None:
             self.end_orders()
@@ -132,7 +132,10 @@ def orders() -> Iterator[str]:
 
 
 def upstream(options: dict[str, Any]) -> None:
-    """Counts calls by its own clock, and knows nothing of gates. A call begins with `a`; it ends with `d`, or its line."""
+    """Counts calls by its own clock, and knows nothing of gates. A call begins with `a`; it ends with `d`, or its line.
+
+    An order is answered with the number of calls so far.
+    """
     server = socket.create_server(("127.0.0.1", 0), backlog=256)
     server.setblocking(False)
     tell(port=server.getsockname()[1])
@@ -149,6 +152,7 @@ def upstream(options: dict[str, Any]) -> None:
                 if not sys.stdin.readline():
                     tell(arrivals=arrivals, most=most)
                     return
+                tell(count=len(arrivals))
             elif source is server:
                 line, _ = server.accept()
                 selector.register(line, selectors.EVENT_READ)

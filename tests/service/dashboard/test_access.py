@@ -17,9 +17,6 @@ from tests.support import ROOT
 from tests.support.browser import Guard, running
 from tests.support.dashboard import CONFIG, SOON, expect
 
-pytestmark = pytest.mark.timeout(120)
-
-
 # --- for everybody ------------------------------------------------------------------------------------------------------
 
 

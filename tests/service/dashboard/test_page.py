@@ -13,9 +13,6 @@ import pytest
 from tests.support.browser import Guard, running
 from tests.support.dashboard import CONFIG, SOON, PlaywrightError, expect, row, shows
 
-pytestmark = pytest.mark.timeout(120)
-
-
 # --- the page -----------------------------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,6 @@ from tests.support.browser import Guard, new_token, running
 from tests.support.dashboard import CONFIG, HOSTILE, SOON, expect, shows
 from tests.support.servers import NoServer, Server
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_it_goes_on_by_itself_after_the_guard_was_killed_and_restarted(guard: Guard, watched: Any) -> None:
     guard.acquire("adobe", holder="survivor.pdf")

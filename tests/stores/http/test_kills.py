@@ -19,14 +19,13 @@ def test_a_killed_guard_forgets_no_lease_and_no_window_and_its_clients_come_back
     held = [gate.acquire(holder=f"worker-{number}") for number in range(5)]
     guard.kill()
     guard.start()
-    until(lambda: not isinstance(timed(gate.usage)[1], Exception), 10)
+    until(lambda: not isinstance(timed(gate.usage)[1], Exception))
     usage = gate.usage()
     assert (usage["w"].used, usage["slots"].used) == (5, 5)
     assert [permit.release() for permit in held] == [True] * 5
     assert gate.usage()["slots"].used == 0
 
 
-@pytest.mark.timeout(120)
 def test_those_who_wait_keep_their_place_through_a_kill_and_nobody_is_admitted_twice(guard: GuardProcess) -> None:
     first = one_of(f"{guard.url}?timeout=5s")
     held = first.acquire()
@@ -61,20 +60,19 @@ def test_those_who_wait_keep_their_place_through_a_kill_and_nobody_is_admitted_t
     for _ in range(2):
         guard.kill()
         guard.start()
-    until(lambda: not isinstance(timed(first.usage)[1], Exception), 10)
+    until(lambda: not isinstance(timed(first.usage)[1], Exception))
     assert first.usage().waiting == 3
     assert held.release() is True
     for thread in threads:
         thread.join(60)
     assert order == [0, 1, 2]
     assert most == 1
-    until(lambda: first.usage()["slots"].used == 0, 10)
+    until(lambda: first.usage()["slots"].used == 0)
     for store in clients:
         store.close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_guard_that_is_killed_again_and_again_under_load_admits_nobody_twice_and_loses_nothing(
     guard: GuardProcess,
 ) -> None:
@@ -114,14 +112,14 @@ def test_a_guard_that_is_killed_again_and_again_under_load_admits_nobody_twice_a
         guard.kill()
         guard.start()
     before = done
-    until(lambda: done > before + 50, 30)
+    until(lambda: done > before + 50)
     over.set()
     for thread in threads:
         thread.join(90)
         assert not thread.is_alive()
     assert most == 3
     look = Gate("three", limits, store=clients[0])
-    until(lambda: look.usage()["slots"].used == 0 and look.usage().waiting == 0, 20)
+    until(lambda: look.usage()["slots"].used == 0 and look.usage().waiting == 0)
     assert look.usage()["w"].used == done, "each admission is counted once, through every kill"
     for store in clients:
         store.close()
@@ -145,8 +143,8 @@ def test_a_guard_that_is_stopped_ends_well_and_its_waiters_go_on_with_the_next(g
     until(lambda: gate.usage().waiting == 1)
     assert guard.stop() in (0, -15), "it ends when it is asked to, in good time"
     guard.start()
-    until(lambda: not isinstance(timed(gate.usage)[1], Exception), 10)
-    until(lambda: held.release() is True and gate.usage()["slots"].used <= 1, 10)
-    waiter.join(20)
+    until(lambda: not isinstance(timed(gate.usage)[1], Exception))
+    until(lambda: held.release() is True and gate.usage()["slots"].used <= 1)
+    waiter.join(60)
     assert len(granted) == 1
     granted[0].release()

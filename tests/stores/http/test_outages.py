@@ -13,9 +13,11 @@ from headgate import AsyncGate, Gate, StoreUnavailable
 from headgate.errors import HeadgateError
 from headgate.stores.http import HttpStore
 from tests.support.guards import GuardProcess, back, gate_of
+from tests.support.timing import DECIDES_IN_TIME
 from tests.support.waiting import DECIDED, Stopwatch, held_up, timed, until
 
 
+@DECIDES_IN_TIME
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_gate_decides_in_time_what_to_do_without_its_guard_and_comes_back(guard: GuardProcess, how: str) -> None:
     closed, opened, local = (gate_of(guard.url, mode) for mode in ("closed", "open", "local:0.5"))
@@ -39,9 +41,10 @@ def test_a_gate_decides_in_time_what_to_do_without_its_guard_and_comes_back(guar
     else:
         guard.go_on()
     for gate in (closed, opened, local):
-        until(lambda gate=gate: back(gate), 5)  # type: ignore[misc]
+        until(lambda gate=gate: back(gate))  # type: ignore[misc]
 
 
+@DECIDES_IN_TIME
 def test_an_async_gate_does_not_block_its_loop_while_its_guard_is_silent(guard: GuardProcess) -> None:
     async def main() -> None:
         gate = gate_of(guard.url, kind=AsyncGate)
@@ -54,10 +57,10 @@ def test_an_async_gate_does_not_block_its_loop_while_its_guard_is_silent(guard: 
             assert watch.seconds() < DECIDED
         assert max(seconds) < 0.15
         guard.go_on()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while isinstance((await asyncio.gather(gate.acquire(), return_exceptions=True))[0], BaseException):
                 await asyncio.sleep(0.05)
-        await asyncio.to_thread(lambda: until(lambda: Gate.usage(gate_of(guard.url)).limits[1].used == 1, 10))
+        await asyncio.to_thread(lambda: until(lambda: Gate.usage(gate_of(guard.url)).limits[1].used == 1))
 
     asyncio.run(main())
 
@@ -69,11 +72,12 @@ def test_nothing_stays_behind_of_asks_that_a_silent_guard_answers_later(guard: G
     with pytest.raises(StoreUnavailable):
         gate.acquire()
     guard.go_on()
-    until(lambda: not isinstance(timed(gate.usage)[1], Exception), 5)
-    until(lambda: gate.usage()["slots"].used == 0, 10)
+    until(lambda: not isinstance(timed(gate.usage)[1], Exception))
+    until(lambda: gate.usage()["slots"].used == 0)
     assert gate.usage()["w"].used == 1
 
 
+@DECIDES_IN_TIME
 def test_a_name_that_cannot_be_looked_up_is_told_in_time() -> None:
     gate = gate_of("http://headgate.invalid:8420")
     took, answer = timed(gate.acquire)
@@ -99,4 +103,4 @@ def test_what_answers_but_is_no_guard_is_called_that(tmp_path: Path) -> None:
         gate.usage()
     store.close()
     listening.close()
-    thread.join(5)
+    thread.join(60)

@@ -42,7 +42,7 @@ limits = [{ window = 5, per = "1h", name = "w", by = "org" }]
         held = gate.acquire()
         inside: list[Any] = []
         waiters = [
-            threading.Thread(target=lambda: inside.append(gate.acquire(timeout=20)), daemon=True) for _ in range(3)
+            threading.Thread(target=lambda: inside.append(gate.acquire(timeout=60)), daemon=True) for _ in range(3)
         ]
         for number, waiter in enumerate(waiters):
             waiter.start()
@@ -71,7 +71,7 @@ limits = [{ window = 5, per = "1h", name = "w", by = "org" }]
 def post(url: str, body: bytes, kind: str = "application/json") -> tuple[int, Any]:
     import http.client
 
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     connection.request("POST", "/v1/execute", body, {"Content-Type": kind})
     answer = connection.getresponse()
     told = answer.status, json.loads(answer.read())
@@ -273,11 +273,11 @@ def test_a_guard_behind_tls_is_reached_by_threads_and_loops_and_a_strange_certif
     try:
         gate = one_of(store)
         held = gate.acquire()
-        waiter = threading.Thread(target=lambda: gate.acquire(timeout=20).release(), daemon=True)
+        waiter = threading.Thread(target=lambda: gate.acquire(timeout=60).release(), daemon=True)
         waiter.start()
         until(lambda: gate.usage().waiting == 1)
         held.release()
-        waiter.join(20)
+        waiter.join(60)
         assert not waiter.is_alive()
 
         async def main() -> None:

@@ -14,6 +14,7 @@ import pytest
 from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable, Window
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Cluster, new
+from tests.support.timing import DECIDES_IN_TIME
 from tests.support.waiting import DECIDED
 
 
@@ -76,19 +77,19 @@ def test_one_batch_for_gates_of_all_masters_is_answered_in_order(store: RedisSto
     assert [reply.limits[0].used for reply in asyncio.run(main())] == list(range(20))
 
 
+@pytest.mark.usefixtures("no_heartbeats")
 def test_a_waiter_is_woken_whatever_master_it_listens_at(store: RedisStore, cluster: Cluster) -> None:
     elsewhere = RedisStore(f"redis+cluster://127.0.0.1:{cluster.servers[2].port}?timeout=2s")
     for name in names(6):
-        held = Gate(name, [Concurrency(1, lease="1h")], store=store).acquire()
-        waiting = Gate(name, [Concurrency(1, lease="1h")], store=elsewhere)
-        waiter = threading.Thread(target=lambda gate=waiting: gate.acquire(timeout=20).release())  # type: ignore[misc]
+        held = Gate(name, [Concurrency(1, lease="1h")], store=store, claim="1h").acquire()
+        waiting = Gate(name, [Concurrency(1, lease="1h")], store=elsewhere, claim="1h")
+        waiter = threading.Thread(target=lambda gate=waiting: gate.acquire(timeout=60).release())  # type: ignore[misc]
         waiter.start()
         while not waiting.usage().waiting:
             time.sleep(0.002)
         held.release()
-        released = time.monotonic()
-        waiter.join(20)
-        assert time.monotonic() - released < 0.9, "by the message, and not by the next heartbeat"
+        waiter.join(60)
+        assert not waiter.is_alive(), "there is nothing but the message that could wake it"
     elsewhere.close()
 
 
@@ -140,7 +141,7 @@ def test_a_slot_that_moves_under_a_gate_costs_it_nothing(cluster: Cluster, store
     time.sleep(0.3)
     running = False
     for asker in askers:
-        asker.join(20)
+        asker.join(60)
     assert len(granted) > before, "it goes on at its new place"
     assert refused == []
     look = Gate(name, LIMITS, store=store)
@@ -154,6 +155,7 @@ def test_a_slot_that_moves_under_a_gate_costs_it_nothing(cluster: Cluster, store
     }
 
 
+@DECIDES_IN_TIME
 def test_a_gate_that_is_half_moved_is_unavailable_in_time_and_never_too_generous(
     cluster: Cluster, store: RedisStore
 ) -> None:
@@ -182,7 +184,7 @@ def test_a_gate_that_is_half_moved_is_unavailable_in_time_and_never_too_generous
     while cluster.move_keys(slot, source, target):
         pass
     cluster.end_move(slot, target)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end and granted < 20:
         try:
             if gate.try_acquire() is None:
@@ -212,7 +214,7 @@ def test_a_new_gate_in_a_slot_that_moves_begins_at_the_new_place(cluster: Cluste
     assert gate.usage()["w"].used == 5
 
 
-@pytest.mark.timeout(90)
+@DECIDES_IN_TIME
 def test_the_gates_of_a_dead_master_are_unavailable_in_time_and_the_others_go_on(cluster: Cluster) -> None:
     # The cluster is told to serve what is left.
     for server in cluster.servers:
@@ -236,7 +238,7 @@ def test_the_gates_of_a_dead_master_are_unavailable_in_time_and_the_others_go_on
     finally:
         victim.start()
         store.close()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while b"cluster_state:ok" not in cluster.servers[0].command("CLUSTER", "INFO"):
         assert time.monotonic() < end
         time.sleep(0.05)

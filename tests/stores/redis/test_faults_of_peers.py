@@ -76,7 +76,7 @@ def test_scripts_and_functions_that_vanish_under_load_cost_no_ask_and_no_second_
         time.sleep(0.02)
     running = False
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert gate.usage()["w"].used == 1 + len(granted)
 
 
@@ -88,7 +88,7 @@ def test_a_free_key_does_not_wait_behind_an_exhausted_one(server: Server, stores
     busy, other = (Gate("g", limits, store=stores(server.url + PATIENT)) for _ in range(2))
     held = busy.acquire(key={"org": "busy"}, renew=False)
     waiters = [
-        threading.Thread(target=lambda: busy.acquire(key={"org": "busy"}, timeout=30).release()) for _ in range(30)
+        threading.Thread(target=lambda: busy.acquire(key={"org": "busy"}, timeout=60).release()) for _ in range(30)
     ]
     for waiter in waiters:
         waiter.start()
@@ -97,12 +97,12 @@ def test_a_free_key_does_not_wait_behind_an_exhausted_one(server: Server, stores
         permit = other.try_acquire(key={"org": f"free-{number}"})
         assert permit is not None, "it stands behind nobody"
         permit.release()
-    begun = time.monotonic()
-    other.acquire(key={"org": "free"}, timeout=5).release()
-    assert time.monotonic() - begun < 0.5
+    permit = other.acquire(key={"org": "free"}, timeout=60)
+    assert permit.waited == 0
+    permit.release()
     held.release()
     for waiter in waiters:
-        waiter.join(30)
+        waiter.join(60)
 
 
 @pytest.mark.parametrize("taken_back", ["cancelled", "out of time"])
@@ -129,7 +129,7 @@ def test_waiters_that_leave_have_reserved_nothing(server: Server, stores: Any, t
         went = [one for one in told if not isinstance(one, BaseException)]
         for permit in went:
             await permit.release()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (await gate.usage()).waiting or await gate.holders():
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
@@ -147,47 +147,51 @@ def test_a_large_ask_is_not_starved_by_small_ones(server: Server, stores: Any) -
     limits = [Bucket(100, per="1s", burst=50, slack=0, name="b")]
     gate = Gate("g", limits, store=stores(server.url + PATIENT))
     running = True
+    went: list[int] = []
 
     def small() -> None:
         others = Gate("g", limits, store=stores(server.url + PATIENT))
         while running:
             others.acquire()
+            went.append(1)
 
     threads = [threading.Thread(target=small) for _ in range(20)]
     for thread in threads:
         thread.start()
     until(lambda: gate.usage().waiting >= 15)
-    waits = []
+    before_it = []
     for _ in range(3):
-        begun = time.monotonic()
-        gate.acquire(cost=40, timeout=20)
-        waits.append(time.monotonic() - begun)
+        begun = len(went)
+        gate.acquire(cost=40, timeout=60)
+        before_it.append(len(went) - begun)
     running = False
     for thread in threads:
-        thread.join(20)
-    # Its turn comes after the 20 that stood before it, and then it takes 0.4 s to have 40.
-    assert max(waits) < 3, waits
+        thread.join(60)
+    # Its turn comes after the 20 that stood before it, and no thread comes twice; one each may say late that it went.
+    assert max(before_it) <= 40, before_it
 
 
 def test_a_slot_is_not_given_away_while_its_holder_renews(server: Server, stores: Any, events: list[Event]) -> None:
-    limits = [Concurrency(1, name="slots", lease="600ms")]
+    limits = [Concurrency(1, name="slots", lease="2s")]
     holding = Gate("g", limits, store=stores(server.url + PATIENT))
     asking = Gate("g", limits, store=stores(server.url + PATIENT))
     permit = holding.acquire()
+    expires = permit.lease_expires
+    assert expires is not None
     took: list[Any] = []
 
     def wait() -> None:
         with suppress(Denied):
-            took.append(asking.acquire(timeout=3))
+            took.append(asking.acquire(timeout=4))
 
     waiters = [threading.Thread(target=wait) for _ in range(5)]
     for waiter in waiters:
         waiter.start()
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
+    while (permit.lease_expires or 0) < expires + 3:
         assert asking.try_acquire() is None
+        assert not permit.lost
     for waiter in waiters:
-        waiter.join(20)
+        waiter.join(60)
     assert took == []
     assert not permit.lost
     assert "lease_lost" not in [event.kind for event in events]
@@ -252,7 +256,7 @@ def test_a_full_server_forgets_nothing_where_it_does_not_evict(stores: Any) -> N
                 orgs.append(org)
         assert len(orgs) > 100
         server.command("CONFIG", "SET", "maxmemory", "100mb")
-        until(lambda: answers(gate), 5)
+        until(lambda: answers(gate))
         assert {gate.usage(key={"org": org})["w"].used for org in orgs} == {1}
 
 
@@ -277,7 +281,7 @@ def test_a_gate_that_was_evicted_as_a_whole_is_noticed_and_refills_slowly(stores
         gate = Gate("g", [Window(100, per="4s", slack=0, name="w")], store=stores(server.url + PATIENT))
         for _ in range(100):
             assert gate.try_acquire() is not None
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         number = 0
         while server.command("EXISTS", "hg:{g}", "hg:{g}:states"):
             assert time.monotonic() < end
@@ -335,7 +339,7 @@ def test_the_slots_of_dead_holders_come_back_also_where_their_order_was_evicted(
     for _ in range(2):
         gate.acquire(renew=False)
     evict(server, "leases/c:z")
-    assert gate.acquire(timeout=5).waited < 3
+    gate.acquire(timeout=60)
 
 
 def test_slots_that_nobody_holds_are_not_taken_for_evicted_ones(
@@ -352,8 +356,8 @@ def test_slots_that_nobody_holds_are_not_taken_for_evicted_ones(
 
 
 RATES = {
-    "window": Window(50, per="1s", slack=0, name="l"),
-    "bucket": Bucket(50, per="1s", slack=0, name="l"),
+    "window": Window(50, per="4s", slack=0, name="l"),
+    "bucket": Bucket(50, per="4s", slack=0, name="l"),
     "quota": Quota(50, per="day", name="l", slack=0),
 }
 
@@ -375,18 +379,17 @@ def test_a_rate_of_which_a_key_was_evicted_comes_back_with_time_and_not_at_once(
     server: Server, stores: Any, events: list[Event], rate: str, keys: str
 ) -> None:
     gate, look = (Gate("g", [RATES[rate]], store=stores(server.url + PATIENT)) for _ in range(2))
-    begun = time.monotonic()
     while gate.try_acquire() is not None:
         time.sleep(0.001)  # at several moments, so that a window has slots
     evict(server, keys)
     asking = look if keys == "HEAD" else gate  # one who knows nothing of what was before
     since = time.monotonic()
     passed = 0
-    while (now := time.monotonic()) - begun < 1.3:
+    while (took := time.monotonic() - since) < 0.3 or (passed < 10 and rate != "quota"):
+        assert took < 60, "but it does come back"
         passed += asking.try_acquire() is not None
         # Of the day, as much as of its time is left.
-        assert passed <= (50 if rate == "quota" else 50 * (now - since) + 2)
-    assert passed >= 10 or rate == "quota", "but it does come back"
+        assert passed <= (50 if rate == "quota" else 50 / 4 * (time.monotonic() - since) + 2)
     assert lost(events) == 1
 
 
@@ -399,8 +402,11 @@ def test_promises_that_were_evicted_are_not_given_to_others_at_once(
     for _ in range(30):
         gate.reserve()
     evict(server, keys.format(kind="promised" if isinstance(limit, Bucket) else "windows"))
+    begun = time.monotonic()
     delays = [gate.reserve().delay for _ in range(20)]
-    assert all(delay >= 0.1 * number - 0.11 for number, delay in enumerate(delays)), delays
+    # Each is told how long from its own moment on.
+    passed = time.monotonic() - begun
+    assert all(delay >= 0.1 * number - 0.11 - passed for number, delay in enumerate(delays)), delays
     assert lost(events) == 1
 
 
@@ -421,7 +427,7 @@ def test_waiters_of_whose_line_a_key_was_evicted_go_all_the_same(server: Server,
     lock = threading.Lock()
 
     def wait(org: str, priority: str) -> None:
-        with gate.acquire(key={"org": org}, priority=priority, timeout=25):
+        with gate.acquire(key={"org": org}, priority=priority, timeout=60):
             with lock:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -436,14 +442,12 @@ def test_waiters_of_whose_line_a_key_was_evicted_go_all_the_same(server: Server,
         thread.start()
     until(lambda: gate.usage(key={"org": "a"}).waiting == len(asks))
     evict(server, key.replace("SESSION", store.session))
-    begun = time.monotonic()
     for permit in held:
         permit.release()
     for thread in threads:
-        thread.join(25)
+        thread.join(60)
     assert went[0] == len(asks)
     assert most[0] <= 2
-    assert time.monotonic() - begun < 12
     until(lambda: gate.usage(key={"org": "a"}).waiting == 0 and gate.holders() == [])
 
 
@@ -475,7 +479,7 @@ def test_an_open_gate_that_is_full_and_fought_over_lets_nobody_pass_uncounted(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(50)
+            thread.join(60)
     assert granted[0] == 48 * 15
     assert most[0] <= 5
     assert not {"passed_open", "store_down"} & {event.kind for event in events}
@@ -500,7 +504,7 @@ def test_each_pass_of_an_open_gate_is_one_line_and_one_count_and_is_not_charged_
         proxy.accept_again()
         for permit in passed:
             assert permit.release() is True
-        until(lambda: gate.try_acquire(key=key) is None, 5)
+        until(lambda: gate.try_acquire(key=key) is None)
         assert gate.usage(key=key)["org"].used == 2
         for permit in held:
             assert permit.release() is True

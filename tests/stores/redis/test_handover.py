@@ -44,8 +44,8 @@ def stores(server: Server) -> Iterator[list[RedisStore]]:
         store.close()
 
 
-def one_slot(store: RedisStore) -> Gate:
-    return Gate("line", [Concurrency(1, lease="1h", name="slots")], store=store)
+def one_slot(store: RedisStore, **more: Any) -> Gate:
+    return Gate("line", [Concurrency(1, lease="1h", name="slots")], store=store, **more)
 
 
 @contextmanager
@@ -64,12 +64,12 @@ def waiting(gate: Gate, **ask: Any) -> Iterator[list[Permit | Denied]]:
     try:
         yield result
     finally:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def until_somebody_waits(gate: Gate) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not gate.usage().waiting:
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -79,7 +79,7 @@ def test_who_gives_up_as_it_is_called_leaves_neither_a_ticket_nor_a_lease(stores
     holding, other = map(one_slot, stores)
     granted = 0
     for _ in range(60):
-        held = holding.acquire(timeout=5)
+        held = holding.acquire(timeout=60)
         with waiting(other, timeout=0.01) as result:
             until_somebody_waits(holding)
             time.sleep(random.uniform(0.0, 0.012))
@@ -112,17 +112,15 @@ def test_what_was_sent_for_a_waiter_is_undone_when_it_cancels(stores: list[Redis
 def test_a_waiter_is_granted_though_its_connections_and_the_script_are_gone(
     server: Server, stores: list[RedisStore]
 ) -> None:
-    holding, other = map(one_slot, stores)
+    holding, other = (one_slot(store, claim="1h") for store in stores)  # it is not by running out of its call
     for _ in range(3):
-        held = holding.acquire(timeout=5)
-        with waiting(other, timeout=20) as result:
+        held = holding.acquire(timeout=60)
+        with waiting(other, timeout=60) as result:
             until_somebody_waits(holding)
             server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             server.command("FUNCTION", "FLUSH", "SYNC")
-            begun = time.monotonic()
             held.release()
         assert isinstance(result[0], Permit)
-        assert time.monotonic() - begun < 0.9  # not by running out of its call
         result[0].release()
 
 
@@ -134,8 +132,8 @@ def test_what_is_sent_for_a_waiter_is_understood_whatever_its_holder_is_called(
 
     holding, other = map(one_slot, stores)
     for holder in ("first", "Jörg 🙂", "worker 7"):
-        held = holding.acquire(timeout=5)
-        with waiting(other, timeout=20, holder=holder) as result:
+        held = holding.acquire(timeout=60)
+        with waiting(other, timeout=60, holder=holder) as result:
             until_somebody_waits(holding)
             before = connections()
             held.release()
@@ -156,8 +154,8 @@ from headgate.stores.redis import RedisStore
 stores = [RedisStore(sys.argv[1]) for _ in range(2)]
 holding, other = (Gate("line", [Concurrency(1, lease="1h")], store=store) for store in stores)
 for _ in range(3):
-    held = holding.acquire(timeout=10)
-    thread = threading.Thread(target=lambda: other.acquire(timeout=20).release())
+    held = holding.acquire(timeout=60)
+    thread = threading.Thread(target=lambda: other.acquire(timeout=60).release())
     thread.start()
     while not holding.usage().waiting:
         pass

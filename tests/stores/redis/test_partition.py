@@ -26,6 +26,7 @@ import pytest
 from headgate import AsyncGate, Concurrency, Denied, Gate, HeadgateError, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Proxy, Server
+from tests.support.timing import DECIDES_IN_TIME
 from tests.support.waiting import DECIDED, until
 from tests.support.workers import Child, children
 
@@ -67,12 +68,14 @@ def run(start: Callable[..., Child], server: Server, mode: str) -> tuple[Any, li
         for cut in (proxy.refuse, proxy.stall, proxy.refuse):
             time.sleep(1)
             cut()
+            enough = upstream.order("count")["count"] + LIMIT
             time.sleep(2)
+            until(lambda enough=enough: upstream.order("count")["count"] > enough)  # type: ignore[misc]  # others go on
             (proxy.flow if cut == proxy.stall else proxy.accept_again)()
         time.sleep(1)
         for worker in (*near, *far):
             worker.end_orders()
-        told = [[worker.finish(30) for worker in kind] for kind in (near, far)]
+        told = [[worker.finish() for worker in kind] for kind in (near, far)]
     books = upstream.finish()
     sys.stdout.write(
         f"\n{mode}: at most {fullest(books['arrivals'])} in a window of {LIMIT}, at most {books['most']} at once of "
@@ -88,7 +91,7 @@ def test_closed_processes_that_are_cut_off_cost_nothing(start: Callable[..., Chi
     assert books["most"] <= SLOTS
     assert all(one["refused"] > 20 for one in far), "they were told, again and again"
     assert all(one["events"]["store_down"] == one["events"]["store_up"] for one in far)
-    assert sum(one["served"] for one in near) > LIMIT * 4, "the others go on with all of it"
+    assert sum(one["served"] for one in near) > LIMIT * 3, "the others went on each time"
 
 
 @pytest.mark.slow
@@ -101,7 +104,7 @@ def test_local_processes_that_are_cut_off_cost_at_most_their_shares(
     assert all(one["events"]["store_down"] >= 2 for one in far)
     assert all("permit_dropped" not in one["events"] for one in far), "what they held of their share was let go of"
     assert all(one["served"] > 0 for one in far)
-    assert sum(one["served"] for one in near) > LIMIT * 4
+    assert all(one["served"] > 0 for one in near)
 
 
 @pytest.mark.slow
@@ -122,6 +125,7 @@ def test_open_processes_that_are_cut_off_count_every_call_that_passed(
 KNOWN = {"refuse": DECIDED, "stall": 3.3 + 1.0}
 
 
+@DECIDES_IN_TIME
 @pytest.mark.parametrize("looped", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("mode", ["closed", "open", "local:0.5"])
 @pytest.mark.parametrize("fault", ["refuse", "stall"])
@@ -167,14 +171,14 @@ def test_those_in_line_learn_that_the_store_is_away_and_do_what_their_gate_says(
         getattr(proxy, fault)()
         until(lambda: len(told) >= at_once, KNOWN[fault])
         for waiter in waiters:
-            waiter.join(20)
+            waiter.join(60)
         granted = sum(not isinstance(one, Exception) for one in told)
         assert len(told) == 10
         assert granted == {"closed": 0, "open": 10, "local:0.5": 2}[mode]
         refused = StoreUnavailable if mode == "closed" else Denied
         assert all(isinstance(one, refused) for one in told if isinstance(one, Exception))
         proxy.flow() if fault == "stall" else proxy.accept_again()
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while look.usage().waiting:
             assert time.monotonic() < end, "they have left the line"
             time.sleep(0.05)
@@ -203,6 +207,7 @@ def test_who_begins_to_wait_when_nothing_can_be_heard_any_more_looks_as_the_othe
         store.close()
 
 
+@pytest.mark.timing("a real process is cut off, and the lease that it left ends by the clock alone")
 def test_a_holder_that_is_cut_off_for_longer_than_its_lease_is_told_and_frees_nobody_elses_slot(
     start: Callable[..., Child], server: Server
 ) -> None:
@@ -214,7 +219,7 @@ def test_a_holder_that_is_cut_off_for_longer_than_its_lease_is_told_and_frees_no
         other = start("holder", **one, store=f"{server.url}?timeout=10s", ask={"timeout": 10})
         assert other.read()["waited"] <= 2, "its slot is free after one lease"
         proxy.flow()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not (look := holder.order("look"))["lost"]:
             assert time.monotonic() < end, look
             time.sleep(0.05)

@@ -402,9 +402,9 @@ def test_wakes_are_published_once_per_process_and_read_back(twins: Any, client: 
     gate.both(T, *asks(policy, 2), *[Stand(plan, f"w{n}", session="s1", waits=True) for n in range(3)])
     with client.pubsub() as channel:
         channel.subscribe(redis_script.channel("s1"))
-        assert channel.get_message(timeout=5)["type"] == "subscribe"
+        assert channel.get_message(timeout=60)["type"] == "subscribe"
         gate.one(T + SECOND, Pause("wakes", 0))
-        assert redis_wire.wakes(channel.get_message(timeout=5)["data"])[:2] == [("w0", None), ("w1", None)]
+        assert redis_wire.wakes(channel.get_message(timeout=60)["data"])[:2] == [("w0", None), ("w1", None)]
 
 
 def test_ids_holders_and_keys_arrive_as_they_were_sent(twins: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.sqlite_file import file
 from headgate.stores.sqlite import SqliteStore
 from tests.support.sqlite import started
 
@@ -24,6 +25,12 @@ def store(path: str) -> Iterator[SqliteStore]:
     store = SqliteStore(path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store waits for a lock that another connection holds for as long as a busy machine makes the test hold it."""
+    monkeypatch.setattr(file, "PATIENCE", 60.0)
 
 
 @pytest.fixture(autouse=True)

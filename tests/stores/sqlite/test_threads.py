@@ -17,9 +17,11 @@ from headgate.kernel.commands import Admit, Command, Peek
 from headgate.kernel.plan import Policy
 from headgate.stores.sqlite import SqliteStore
 from tests.support.sqlite import ask, rate, writing
+from tests.support.timing import DECIDES_IN_TIME
 from tests.support.waiting import until
 
 
+@pytest.mark.usefixtures("patient")
 def test_threads_that_wait_for_the_file_are_decided_in_one_transaction(path: str, store: SqliteStore) -> None:
     store.decide(ask())
     granted: list[Any] = []
@@ -63,6 +65,7 @@ class Broken(Command):
         raise ZeroDivisionError("a bug")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_bug_of_one_caller_is_its_own_and_leaves_nothing(path: str, store: SqliteStore) -> None:
     store.decide(ask())
     replies: list[Any] = []
@@ -107,6 +110,7 @@ def test_a_look_at_a_gate_that_nobody_used_makes_no_record(path: str, store: Sql
     connection.close()
 
 
+@DECIDES_IN_TIME
 def test_who_holds_the_file_and_does_nothing_is_told_within_a_moment_and_later_all_is_well(
     path: str, store: SqliteStore
 ) -> None:
@@ -120,6 +124,7 @@ def test_who_holds_the_file_and_does_nothing_is_told_within_a_moment_and_later_a
     assert store.decide(ask())[2] == 2
 
 
+@DECIDES_IN_TIME
 def test_all_who_wait_are_told_together(path: str, store: SqliteStore) -> None:
     store.decide(ask())
     errors: list[str] = []

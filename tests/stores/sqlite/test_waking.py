@@ -18,13 +18,15 @@ from tests.support.sqlite import line_of, python
 from tests.support.waiting import until
 
 WAITER = """
-    import sys, time
+    import sys
     from headgate import Gate, Concurrency
-    gate = Gate("g", [Concurrency(1, lease="1h")], store=f"sqlite:///{sys.argv[1]}")
+    from headgate.gate import keeper
+    keeper.BEAT_LEAST = keeper.BEAT_MOST = 3600.0  # no heartbeat tells it of its turn
+    gate = Gate("g", [Concurrency(1, lease="1h")], store=f"sqlite:///{sys.argv[1]}", claim="1h")
     print("ready", flush=True)
     for _ in range(int(sys.argv[2])):
-        with gate.acquire(timeout=30):
-            print(time.monotonic(), flush=True)
+        with gate.acquire(timeout=60):
+            print("granted", flush=True)
             sys.stdin.readline()
         print("released", flush=True)
         sys.stdin.readline()
@@ -33,29 +35,25 @@ WAITER = """
 
 def test_a_waiter_in_another_process_is_woken_by_a_release(path: str) -> None:
     store = SqliteStore(path)
-    gate = Gate("g", [Concurrency(1, lease="1h")], store=store)
+    gate = Gate("g", [Concurrency(1, lease="1h")], store=store, claim="1h")
     permit = gate.acquire()
     waiter = python(WAITER, path, 5)
     assert line_of(waiter) == "ready"
     assert waiter.stdin is not None
-    delays = []
     for _ in range(5):
         until(lambda: gate.usage().waiting == 1)
         time.sleep(0.02)
         permit.release()
-        released = time.monotonic()
-        delays.append(float(line_of(waiter)) - released)
+        assert line_of(waiter) == "granted"
         waiter.stdin.write("on\n")
         waiter.stdin.flush()
         assert line_of(waiter) == "released"
-        permit = gate.acquire(timeout=10)
+        permit = gate.acquire(timeout=60)
         waiter.stdin.write("on\n")
         waiter.stdin.flush()
     permit.release()
-    waiter.wait(timeout=20)
+    waiter.wait(timeout=120)
     waiter.communicate()
-    # Without a message it would be the heartbeat that tells: a second and more.
-    assert sorted(delays)[2] < 0.25, delays
     store.close()
 
 
@@ -104,10 +102,8 @@ def test_nobody_minds_wakes_for_those_who_are_not_there_or_do_not_read(path: str
         """
     waiter = python(script, path)
     session = line_of(waiter)
-    began = time.monotonic()
     for _ in range(2000):
-        store._waker.tell(Wake(session, "ticket", 5))
-    assert time.monotonic() - began < 2
+        store._waker.tell(Wake(session, "ticket", 5))  # more than its socket takes: that it ends is the test
     waiter.kill()
     waiter.communicate()
     store.close()
