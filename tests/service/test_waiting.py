@@ -65,7 +65,7 @@ def test_a_client_waits_for_its_turn_and_is_told_how_long_it_did(
 ) -> None:
     client = Client(start(store).port)
     held = client.acquire("slots").json
-    waiting = pool.submit(client.acquire, "slots", wait=100)
+    waiting = pool.submit(client.acquire, "slots", wait=25)
     client.until(lambda: client.waiting("slots") == 1)
     time.sleep(0.2)
     client.release(held["id"])
@@ -81,7 +81,7 @@ def test_clients_go_in_the_order_in_which_they_came(start: Start, pool: ThreadPo
     held = client.acquire("slots").json["id"]
     waiting = []
     for place in range(6):
-        waiting.append(pool.submit(client.acquire, "slots", wait=100, holder=f"{place}"))
+        waiting.append(pool.submit(client.acquire, "slots", wait=25, holder=f"{place}"))
         client.until(lambda place=place: client.waiting("slots") == place + 1)
     for one in waiting:
         client.release(held)
@@ -108,11 +108,11 @@ def test_a_client_whose_time_is_over_comes_again_by_its_id_and_has_kept_its_plac
     client = Client(start(store).port)
     held = client.acquire("slots").json["id"]
     assert client.acquire("slots", wait=0.2, id="first").json["position"] == 1
-    newcomer = pool.submit(client.acquire, "slots", wait=100)
+    newcomer = pool.submit(client.acquire, "slots", wait=25)
     client.until(lambda: client.waiting("slots") == 2)
     for _ in range(3):
         assert client.acquire("slots", wait=0.2, id="first").status == 429
-    again = pool.submit(client.acquire, "slots", wait=100, id="first")
+    again = pool.submit(client.acquire, "slots", wait=25, id="first")
     time.sleep(0.2)
     assert client.waiting("slots") == 2
     client.release(held)
@@ -136,7 +136,7 @@ def test_what_is_granted_to_one_who_may_come_again_waits_for_it_and_is_given_bac
     client.release("slots:first")
     client.until(lambda: client.get("/v1/gates/slots/holders").json["holders"] != [])
     client.until(lambda: client.used("slots", "slots") == 0)
-    assert client.acquire("slots", wait=60).status == 200
+    assert client.acquire("slots", wait=25).status == 200
 
 
 def test_one_who_does_not_come_again_leaves_the_line_after_a_few_seconds(start: Start) -> None:
@@ -153,9 +153,9 @@ def test_of_two_requests_under_one_id_the_later_waits_and_the_earlier_is_told(
 ) -> None:
     client = Client(start(store).port)
     held = client.acquire("slots").json["id"]
-    earlier = pool.submit(client.acquire, "slots", wait=100, id="mine")
+    earlier = pool.submit(client.acquire, "slots", wait=25, id="mine")
     client.until(lambda: client.waiting("slots") == 1)
-    later = pool.submit(client.acquire, "slots", wait=100, id="mine")
+    later = pool.submit(client.acquire, "slots", wait=25, id="mine")
     assert earlier.result(60).kind == "conflict"
     assert client.waiting("slots") == 1
     client.release(held)
@@ -211,12 +211,12 @@ def test_beyond_the_cap_clients_are_refused_at_once_while_those_inside_are_serve
 ) -> None:
     client = Client(start().port)
     held = client.acquire("slots").json["id"]
-    waiting = [pool.submit(client.acquire, "slots", wait=100) for _ in range(40)]
+    waiting = [pool.submit(client.acquire, "slots", wait=25) for _ in range(40)]
     client.until(lambda: client.waiting("slots") == 40)
     for _ in range(20):
-        refused = client.acquire("slots", wait=100)
+        refused = client.acquire("slots", wait=25)
         assert (refused.status, refused.kind) == (429, "too-many-waiters")
-    assert client.acquire("busy", wait=100).status == 200  # one who need not wait is still let in
+    assert client.acquire("busy", wait=25).status == 200  # one who need not wait is still let in
     client.release(held)
     while waiting:
         client.until(lambda: any(one.done() for one in waiting))
@@ -267,19 +267,19 @@ def test_a_guard_that_is_told_to_stop_sends_waiters_away_who_keep_their_place_by
     guard = start()
     client = Client(guard.port)
     held = client.acquire("slots").json["id"]
-    first = pool.submit(client.acquire, "slots", wait=100, id="first")
+    first = pool.submit(client.acquire, "slots", wait=25, id="first")
     client.until(lambda: client.waiting("slots") == 1)
-    nameless = pool.submit(client.acquire, "slots", wait=100)
+    nameless = pool.submit(client.acquire, "slots", wait=25)
     client.until(lambda: client.waiting("slots") == 2)
-    assert guard.stop() == 0  # it does not wait for their 100 seconds to be over
+    assert guard.stop() == 0  # it does not wait for their 25 seconds to be over
     for one in (first, nameless):
         answer = one.result(60)
         assert (answer.status, answer.kind) == (503, "shutting-down")
     guard.start()
     assert client.waiting("slots") == 1
-    newcomer = pool.submit(client.acquire, "slots", wait=100)
+    newcomer = pool.submit(client.acquire, "slots", wait=25)
     client.until(lambda: client.waiting("slots") == 2)
-    again = pool.submit(client.acquire, "slots", wait=100, id="first")
+    again = pool.submit(client.acquire, "slots", wait=25, id="first")
     time.sleep(0.3)
     assert client.waiting("slots") == 2
     client.release(held)
@@ -297,16 +297,16 @@ def test_waiters_of_a_killed_guard_come_again_and_keep_their_places(start: Start
     client = Client(guard.port)
     held = client.acquire("slots").json["id"]
     for place, name in enumerate(("one", "two", "three")):
-        pool.submit(client.acquire, "slots", wait=100, id=name)
+        pool.submit(client.acquire, "slots", wait=25, id=name)
         client.until(lambda place=place: client.waiting("slots") == place + 1)
     guard.kill()
     guard.start()
     assert client.used("slots", "slots") == 1
-    newcomer = pool.submit(client.acquire, "slots", wait=100)
+    newcomer = pool.submit(client.acquire, "slots", wait=25)
     client.until(lambda: client.waiting("slots") == 4)
     again: dict[str, Future[Answer]] = {}
     for name in ("three", "one", "two"):  # in any order
-        again[name] = pool.submit(client.acquire, "slots", wait=100, id=name)
+        again[name] = pool.submit(client.acquire, "slots", wait=25, id=name)
     time.sleep(11)  # longer than a process may go unheard of: they are the new guard's now
     assert client.waiting("slots") == 4
     client.release(held)
@@ -429,12 +429,12 @@ def test_guards_on_redis_share_what_is_held_and_who_waits(tmp_path: Path, redis:
         held = one.acquire("slots").json["id"]
         assert two.acquire("slots").status == 429
         assert two.post(f"/v1/permits/{held}/renew").status == 200
-        first = pool.submit(one.acquire, "slots", wait=100, id="first")
+        first = pool.submit(one.acquire, "slots", wait=25, id="first")
         two.until(lambda: two.waiting("slots") == 1)
-        second = pool.submit(two.acquire, "slots", wait=100)
+        second = pool.submit(two.acquire, "slots", wait=25)
         one.until(lambda: one.waiting("slots") == 2)
         guards[0].kill()  # its waiter goes to the other guard, and keeps its place
-        again = pool.submit(two.acquire, "slots", wait=100, id="first")
+        again = pool.submit(two.acquire, "slots", wait=25, id="first")
         time.sleep(0.5)
         assert two.release(held).json["released"] is True
         assert again.result(60).json["id"] == "slots:first"
