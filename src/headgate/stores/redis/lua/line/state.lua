@@ -24,9 +24,9 @@ end
 
 local _enter, _leave, _forget, _make_ready, _unpark, _drop_from, _close, _turn, _count, _ahead, freed, remove, _take_off
 
--- A Meta and a Ticket are stored as arrays, in the order of line.py, and have names here. A Meta has one field more:
--- `plain` while no ticket has a class or a key, so that no ticket is `young` and no lane is parked until something is
--- `due`.
+-- A LineState and a Ticket are stored as arrays, in the order of line.py, and have names here. A LineState has one field
+-- more: `plain` while no ticket has a class or a key, so that no ticket is `young` and no lane is parked until something
+-- is `due`.
 
 local state, state_changed = false, false
 
