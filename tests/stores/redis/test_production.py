@@ -127,7 +127,7 @@ def test_the_user_of_the_page_can_do_all_that_gates_do_on_a_cluster(cluster: Clu
 
 def test_the_user_of_the_page_has_what_the_script_calls_and_no_more() -> None:
     store = ROOT / "src" / "headgate" / "stores" / "redis"
-    script = "".join(file.read_text(encoding="utf-8") for file in (store / "lua").glob("*.lua"))
+    script = "".join(file.read_text(encoding="utf-8") for file in (store / "lua").rglob("*.lua"))
     called = {
         name.lower() for name in re.findall(r"call\('([A-Z]+)'|send\('([A-Z]+)'", script) for name in name if name
     }
