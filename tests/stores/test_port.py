@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -65,6 +66,25 @@ def test_deciding_one_command_raises_the_error_that_a_batch_hands_back() -> None
     assert isinstance(handed_back, KindChanged)
     with pytest.raises(KindChanged):
         store.decide(Admit(other.policy.plan()))
+
+
+def test_an_object_that_fails_to_begin_anew_in_a_child_keeps_no_other_from_it() -> None:
+    from headgate.stores.base import at_fork
+
+    class Broken:
+        def begin_in_child(self) -> None:
+            raise RuntimeError("on purpose")
+
+    broken = [Broken() for _ in range(20)]
+    stores = [MemoryStore() for _ in range(20)]
+    for one in broken:
+        at_fork.add(one)
+    before = [store.session for store in stores]
+    child = os.fork()
+    if not child:
+        os._exit(sum(store.session == was for store, was in zip(stores, before, strict=True)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "so many have kept the session of their parent"
+    assert len(broken) == 20
 
 
 class CountingClock(FakeClock):

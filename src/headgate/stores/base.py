@@ -213,8 +213,14 @@ class AtFork:
         self._objects.add(thing)
 
     def _after(self) -> None:
+        import sys
+
         for thing in list(self._objects):
-            thing.begin_in_child()
+            try:
+                thing.begin_in_child()
+            except Exception:
+                # The others must not go on with their parent's sessions, sockets and locks because of this one.
+                sys.excepthook(*sys.exc_info())
 
 
 at_fork = AtFork()
