@@ -52,8 +52,8 @@ def test_a_slot_that_one_process_releases_goes_to_one_that_waits_in_another(
 def test_a_fleet_of_100_that_waits_costs_at_most_one_read_per_waiter_and_named_time(
     start: Callable[..., Child], proxy: Proxy, table: str
 ) -> None:
-    limits = {"window": {"limit": 120, "per": 8.0, "slack": 0.1}}
-    gate = Gate("shared", [Window(120, per=8.0, slack=0.1, name="window")], store=url_of(proxy, table))
+    limits = {"window": {"limit": 120, "per": 30.0, "slack": 0.1}}
+    gate = Gate("shared", [Window(120, per=30.0, slack=0.1, name="window")], store=url_of(proxy, table))
     for _ in range(120):
         gate.acquire()
     fleet = [start("waiter", store=url_of(proxy, table), limits=limits, threads=25) for _ in range(4)]
