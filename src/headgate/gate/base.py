@@ -68,6 +68,10 @@ def _tell_of_loss(gate: str) -> None:
     emit("state_lost", gate)
 
 
+#: Terms from their parts: naming them takes longer.
+_new = tuple.__new__
+
+
 class BaseGate(Inspection):
     """What both gates are made of, and everything that does not wait."""
 
@@ -302,7 +306,7 @@ class BaseGate(Inspection):
             return reply
         if not length:
             return hand_out(self._permit, self, plan, reply, "", NOT_LEASED)
-        permit = hand_out(self._permit, self, plan, reply, id, Terms(False, length, holder))
+        permit = hand_out(self._permit, self, plan, reply, id, _new(Terms, (False, length, holder)))
         if renew:
             keeper = self._keeper  # as in Keeper.watch
             keeper.young[id] = permit

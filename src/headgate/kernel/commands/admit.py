@@ -169,7 +169,8 @@ class Admit(Command):
         self._drop_own_wakes(records)
         return self._grant(records, now, steps, now)
 
-    def _grant(self, records: Records, now: int, steps: Steps, at: int) -> Grant:
+    def _grant(self, records: Records, now: int, steps: Steps, at: int, promised: int = 0) -> Grant:
+        """Charge every limit from `at` on. `promised` is the time of the decision on a promise gate, and 0 on others."""
         expires = now + self.lease if self.lease else 0
         seq = records.head.seq
         worth = charge(records, now, steps, at, (self.id, expires, (self.plan.ref, now, seq, self.holder)))
@@ -177,7 +178,7 @@ class Admit(Command):
             remember(records, self.plan.policy)
         if self.remembered:
             put_permit(records.space("permits"), self.id, self.plan.ref, at, expires, seq, worth)
-        return _new(Grant, (at, expires, seq, worth, 0))
+        return _new(Grant, (at, expires, seq, worth, promised))
 
     def _again(self, now: int, known: PermitRecord) -> Grant | Exception:
         if not same(known.ref, self.plan.ref):
@@ -236,7 +237,7 @@ class Admit(Command):
         at, step = earliest(records, now, steps, max(now, records.head.paused))
         if at - now > self.latest:
             return Refusal(step.base if step else None, "its time would come too late", at, now)
-        return self._grant(records, now, steps, at)._replace(now=now)
+        return self._grant(records, now, steps, at, now)
 
 
 class Stand(Admit):

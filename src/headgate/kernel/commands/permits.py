@@ -44,6 +44,9 @@ else:
     PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed")
     LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed")
 
+#: A record from its parts: naming them takes longer.
+_new = tuple.__new__
+
 #: For how long an id is remembered after its permit ended.
 REMEMBER = 60 * SECOND
 
@@ -56,11 +59,11 @@ UNCONFIRMED_PERMIT, UNCONFIRMED_LEASE = 7, 4
 
 
 def read_permit(stored: Any) -> PermitRecord:
-    return PermitRecord._make(stored if len(stored) > UNCONFIRMED_PERMIT else (*stored, 0))
+    return _new(PermitRecord, stored if len(stored) > UNCONFIRMED_PERMIT else (*stored, 0))
 
 
 def read_lease(stored: Any) -> LeaseRow:
-    return LeaseRow._make(stored if len(stored) > UNCONFIRMED_LEASE else (*stored, 0))
+    return _new(LeaseRow, stored if len(stored) > UNCONFIRMED_LEASE else (*stored, 0))
 
 
 def stored_permit(permit: PermitRecord) -> tuple[Any, ...]:
@@ -74,13 +77,21 @@ def stored_lease(row: LeaseRow) -> tuple[Any, ...]:
 def permit_of(records: Records, id: str) -> PermitRecord | None:
     """The permit on record under an id."""
     stored = records.space("permits").get(id)
-    return None if stored is None else read_permit(stored)
+    if stored is None:
+        return None
+    return _new(PermitRecord, stored if len(stored) > UNCONFIRMED_PERMIT else (*stored, 0))  # `read_permit`
 
 
 def put_permit(permits: Space, id: str, ref: Ref, at: int, expires: int, fence: int, worth: bool) -> None:
     """A new permit goes on record."""
     ends = expires or at
     permits.put(id, (ref, at, ends, fence, bool(expires), False, worth), ends + REMEMBER)
+
+
+def end_permit(permits: Space, id: str, permit: PermitRecord, now: int, ended: int) -> None:
+    """A permit on record has ended: it stays for REMEMBER, without the time of its confirmation."""
+    ref, at, _, fence, leased, _, worth, _ = permit
+    permits.put(id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
 
 
 def lease_of(records: Records, policy: Policy, id: str) -> LeaseRow | None:

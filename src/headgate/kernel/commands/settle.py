@@ -7,7 +7,7 @@ from ..limits import prune
 from ..model import OUTCOMES, Ended, checked_outcome
 from ..plan import Plan, recall
 from .base import ENDED, LOST, REAP_MASK, Command, begin, pause
-from .permits import REMEMBER, TAKEN_BACK, lease_of, permit_of, read_lease, stored_lease, stored_permit
+from .permits import TAKEN_BACK, end_permit, lease_of, permit_of, read_lease, stored_lease, stored_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Settle(Command):
         adapted = outcome is not None and self._end_lease(records, now, steps, lost)
         self._amounts(records, now, steps, lost, confirmed)
         if outcome is not None and permit is not None:
-            ended = permit._replace(ends=now, ended=TAKEN_BACK if OUTCOMES[outcome].refunds else True, confirmed=0)
-            records.space("permits").put(self.id, stored_permit(ended), now + REMEMBER)
+            ended = TAKEN_BACK if OUTCOMES[outcome].refunds else True
+            end_permit(records.space("permits"), self.id, permit, now, ended)
         if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
             pause(records, now + self.retry_after, f"upstream: {outcome}")
         if head.tickets:
