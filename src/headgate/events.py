@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "passed_open": ("warning", "gate {gate}: let pass uncounted, because the store cannot be reached: {error}"),
     "store_down": ("error", "gate {gate}: the store cannot be reached ({error}); the gate is {mode} until it is back"),
-    "store_up": ("info", "gate {gate}: the store is back after {seconds:.1f} s"),
+    "store_up": ("info", "gate {gate}: the store is back after {down_for:.1f} s"),
     "state_lost": ("error", "gate {gate}: the store has lost state; rates come back slowly, holders register again"),
     "adapted": ("info", "gate {gate}: an adaptive limit moved after {outcome}"),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:g}, by its source"),

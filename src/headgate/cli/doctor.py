@@ -129,7 +129,7 @@ def _store(url: str, create: bool) -> Iterator[Check]:
         yield Check(name, level, detail, remedy)
     if create:
         yield Check(name, "ok", "; ".join(made) or "there was nothing to create")
-    skew = (permit.lease_expires or now) - 10 - now
+    skew = (permit.lease_expires_at or now) - 10 - now
     if abs(skew) > SKEW:
         detail = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
         yield Check(

@@ -43,13 +43,13 @@ def explain(
     console = make_console()
     if answer.granted:
         line = Text("it would go now", style="bold green")
-    elif answer.after is None:
+    elif answer.goes_in is None:
         line = Text(f"it can never go: {answer.reason}", style="bold red")
     else:
         kinds = {row.name: row.kind for row in answer.limits}
         # A slot is free at the latest when its lease runs out, and before that whenever its holder is done.
         most = "at most " if kind_of(kinds.get(answer.limit or "", "")).leased else ""
-        line = Text(f"it would wait {most}{span(answer.after)}: {answer.reason}", style="bold yellow")
+        line = Text(f"it would wait {most}{span(answer.goes_in)}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     usage = replace(found.usage(), limits=answer.limits, waiting=answer.waiting)
     view = View(usage, answer.holders)

@@ -51,7 +51,7 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
         table.add_column(heading, justify="right" if heading in ("held", "lease") else "left", no_wrap=heading == "id")
     for name, holder in found:
         keys = ",".join(f"{by}={value}" for by, value in sorted(holder.key.items()))
-        table.add_row(name, holder.holder or "", keys, span(holder.since), span(holder.expires), holder.id)
+        table.add_row(name, holder.holder or "", keys, span(holder.held_for), span(holder.expires_in), holder.id)
     make_console().print(table)
 
 

@@ -18,7 +18,7 @@ def pause(context: click.Context, gate: str, seconds: str | float, reason: str) 
 
     found = params.find_gate(context, gate)
     found.pause(seconds, reason or "paused by hand")
-    until = found.usage().paused_until
+    until = found.usage().paused_for
     click.echo(f"{gate}: paused for {span(until or 0.0)}; `headgate resume {gate}` ends it")
 
 
@@ -28,6 +28,6 @@ def pause(context: click.Context, gate: str, seconds: str | float, reason: str) 
 def resume(context: click.Context, gate: str) -> None:
     """End a pause. Harmless where there is none."""
     found = params.find_gate(context, gate)
-    paused = found.usage().paused_until is not None
+    paused = found.usage().paused_for is not None
     found.resume()
     click.echo(f"{gate}: {'goes on' if paused else 'was not paused'}")

@@ -32,7 +32,7 @@ class Inspection:
             gate=self.name,
             limits=snapshot.limits,
             waiting=snapshot.waiting,
-            paused_until=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
+            paused_for=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
             pause_reason=snapshot.pause_reason,
             seq=snapshot.seq,
         )
@@ -44,8 +44,8 @@ class Inspection:
                 id=id,
                 holder=holder,
                 key=key,
-                since=(snapshot.now - at) / SECOND,
-                expires=(expires - snapshot.now) / SECOND,
+                held_for=(snapshot.now - at) / SECOND,
+                expires_in=(expires - snapshot.now) / SECOND,
                 priority=names[rank] if rank < len(names) else None,
             )
             for id, holder, key, at, expires, rank in snapshot.leases
@@ -63,12 +63,12 @@ class Inspection:
 
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
         decision = snapshot.decision
-        after: float | None = 0.0
+        goes_in: float | None = 0.0
         limit, reason = None, "it would go now"
         if isinstance(decision, Refusal):
-            after, limit, reason = None, decision.limit, decision.reason
+            goes_in, limit, reason = None, decision.limit, decision.reason
         elif isinstance(decision, Wait):
-            after, limit = decision.retry_after, decision.limit
+            goes_in, limit = decision.retry_after, decision.limit
             reason = {
                 "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
                 "line": f"{snapshot.waiting} {'waits' if snapshot.waiting == 1 else 'wait'} before it",
@@ -76,7 +76,7 @@ class Inspection:
         return Explanation(
             gate=self.name,
             granted=decision is None,
-            after=after,
+            goes_in=goes_in,
             limit=limit,
             reason=reason,
             limits=snapshot.limits,

@@ -72,7 +72,7 @@ def test_where_scripts_may_not_ask_for_the_time_the_callers_clock_is_used(server
     assert all(after - first > 0.95 for first, after in zip(asked, passed[10:], strict=False))
     looked = time.monotonic()
     [holder, *_] = gate.holders()
-    assert looked - passed[0] - 1 < holder.since < time.monotonic() - asked[0] + 1
+    assert looked - passed[0] - 1 < holder.held_for < time.monotonic() - asked[0] + 1
     assert any("TIME" in line for _, line, _ in stores(url).examine())
 
 
@@ -97,5 +97,5 @@ def test_the_callers_clock_is_set_by_the_servers_where_that_may_be_asked(server:
     store._requests.clock = store._requests.own_time
     gate = gate_of(store)
     permit = gate.acquire()
-    assert permit.lease_expires is not None
-    assert abs(permit.lease_expires - 3600 - time.time()) < 1
+    assert permit.lease_expires_at is not None
+    assert abs(permit.lease_expires_at - 3600 - time.time()) < 1

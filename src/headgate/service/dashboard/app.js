@@ -66,7 +66,7 @@ const reconnect = listen(tokenOf, {
     gates = told.gates.map((gate) => (gate.error ? { ...(before[gate.name] || UNSEEN), name: gate.name, error: gate.error } : gate));
     for (const gate of told.gates) {
       const rows = history[gate.name] || (history[gate.name] = []);
-      rows.push([told.at, ...gate.counts]);
+      rows.push([told.sampled_at, ...gate.counts]);
       if (rows.length > KEPT) rows.splice(0, rows.length - KEPT);
     }
     draw();

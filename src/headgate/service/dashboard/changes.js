@@ -189,7 +189,7 @@ export function changes(tokenOf, gateOf) {
       title: `Release the lease of ${name}`,
       fields: [el("label", { className: "check" }, given, el("span", {}, "The call was never sent: give back what it counts on the rates too"))],
       what: () => [
-        `It has held a slot for ${span(person.since)}${keyed(person.key) ? `, for ${keyed(person.key)}` : ""}. The lease would end by itself in ${span(person.expires)} unless its holder renews it.`,
+        `It has held a slot for ${span(person.held_for)}${keyed(person.key) ? `, for ${keyed(person.key)}` : ""}. The lease would end by itself in ${span(person.expires_in)} unless its holder renews it.`,
         `The slot is free at once${gate.waiting ? `, and the first of the ${amount(gate.waiting)} who wait takes it` : ""}.`,
         "The worker is not stopped. If it still runs, one more than the limit is at work until it ends; its own release then changes nothing.",
       ],

@@ -58,7 +58,7 @@ export function drawGate(gate, may, act) {
   say(at("pause"), gate.paused ? "Pause longer…" : "Pause…");
   show(at("paused"), Boolean(gate.paused));
   if (gate.paused) {
-    const left = gate.paused.for === null ? "until somebody resumes it" : `for another ${span(gate.paused.for)}`;
+    const left = gate.paused.paused_for === null ? "until somebody resumes it" : `for another ${span(gate.paused.paused_for)}`;
     say(at("paused"), `Paused ${left}: ${gate.paused.reason || "no reason given"}`);
   }
   show(at("trouble"), Boolean(gate.error));
@@ -128,9 +128,9 @@ function title(limit) {
 
 /** A slot may be released before its lease ends, so the end of the lease is an upper bound. */
 function nextFree(limit) {
-  if (limit.next_free === null) return "unknown";
-  if (!(limit.next_free > 0)) return "now";
-  return `${limit.kind === "concurrency" ? "≤ " : ""}${span(limit.next_free)}`;
+  if (limit.free_in === null) return "unknown";
+  if (!(limit.free_in > 0)) return "now";
+  return `${limit.kind === "concurrency" ? "≤ " : ""}${span(limit.free_in)}`;
 }
 
 function drawLimits(gate, may, act) {
@@ -160,7 +160,7 @@ function drawLimits(gate, may, act) {
       say(parts.share, percent(limit.utilisation));
       say(parts.available, amount(limit.available));
       say(parts.next, nextFree(limit));
-      say(parts.left, limit.time_left === null ? "–" : span(limit.time_left));
+      say(parts.left, limit.resets_in === null ? "–" : span(limit.resets_in));
     },
   );
 }
@@ -220,10 +220,10 @@ function drawWaits(gate) {
     at("waits"),
     waits,
     (person) => person.id,
-    () => makePerson(...WHO, ["since", "waits for", "number since"]),
+    () => makePerson(...WHO, ["waiting_for", "waits for", "number since"]),
     (row, person) => {
       drawPerson(row, person);
-      say(row.parts.since, span(person.since));
+      say(row.parts.waiting_for, span(person.waiting_for));
     },
   );
 }
@@ -241,7 +241,7 @@ function drawHolds(gate, may, act) {
     holds,
     (person) => person.id,
     () => {
-      const row = makePerson(...WHO, ["since", "held for", "number since"], ["expires", "lease left", "number expires"]);
+      const row = makePerson(...WHO, ["held_for", "held for", "number since"], ["expires_in", "lease left", "number expires"]);
       row.parts.release = el("button", { type: "button", className: "small" }, "Release…");
       row.parts.release.addEventListener("click", () => act.release(row.item));
       row.append(el("td", { role: "cell", className: "act" }, row.parts.release));
@@ -250,8 +250,8 @@ function drawHolds(gate, may, act) {
     (row, person) => {
       row.item = person;
       drawPerson(row, person);
-      say(row.parts.since, span(person.since));
-      say(row.parts.expires, span(person.expires));
+      say(row.parts.held_for, span(person.held_for));
+      say(row.parts.expires_in, span(person.expires_in));
       row.parts.release.setAttribute("aria-label", `Release ${person.holder ?? person.id}`);
       show(row.parts.release, may);
     },

@@ -4,7 +4,7 @@
     data: {"version": …, "may_change": …, "tokens": …, "history": {gate: [[time, granted, refused, limited, waiting], …]}}
 
     event: gates              every second
-    data: {"at": …, "gates": [{"name": …, "limits": […], "keys": […], "waiters": […], "holders": […], "counts": […], …}]}
+    data: {"sampled_at": …, "gates": [{"name": …, "limits": […], "keys": […], "waiters": […], "holders": […], …}]}
 
 Times are seconds since 1970, lengths are seconds. Counts are of requests to this guard since the row before; `waiting`
 counts the tickets of all guards and processes, and is null in seconds without a look. A client that is slower than the
@@ -144,7 +144,7 @@ class Sampler:
             if found:
                 found["counts"] = row[1:]
         if watched:
-            sample = b"event: gates\ndata: %s\n\n" % encode({"at": at, "gates": list(looked.values())}).encode()
+            sample = b"event: gates\ndata: %s\n\n" % encode({"sampled_at": at, "gates": list(looked.values())}).encode()
             for watcher in self._watchers:
                 watcher.offer(sample)
 
@@ -195,16 +195,24 @@ class Sampler:
             "name": served.name,
             "mode": policy.waiting,
             "priorities": list(policy.priorities),
-            "paused": None if usage.paused_until is None else {"for": usage.paused_until, "reason": usage.pause_reason},
+            "paused": None
+            if usage.paused_for is None
+            else {"paused_for": usage.paused_for, "reason": usage.pause_reason},
             "waiting": usage.waiting,
             "holding": max([len(holders), *(int(row.used) for row in slots)]),
             "limits": [limit_row(row, limits, overrides) for row in usage.limits],
             "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
             "keys": [],
-            "waiters": [holder_row(waiter) for waiter in served.waiters_of(snapshot)],
+            "waiters": [
+                person_row(waiter) | {"waiting_for": waiter.waiting_for} for waiter in served.waiters_of(snapshot)
+            ],
             "holders": [
-                holder_row(holder, age)
-                | {"expires": max(0.0, holder.expires - age), "permit": permit_name(served, holder.id)}
+                person_row(holder)
+                | {
+                    "held_for": holder.held_for + age,
+                    "expires_in": max(0.0, holder.expires_in - age),
+                    "permit": permit_name(served, holder.id),
+                }
                 for holder in holders[:HOLDERS]
             ],
             "error": None,
@@ -256,7 +264,7 @@ def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -
     """A limit with what is used of it: what it is, and the fields of its usage."""
     name, _, share = row.name.partition("@")
     # More than a century ahead is shown as never.
-    soon = row if row.next_free < 3.2e9 else replace(row, next_free=float("inf"))
+    soon = row if row.free_in < 3.2e9 else replace(row, free_in=float("inf"))
     return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
 
@@ -269,14 +277,8 @@ def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> N
             event["keys"].append(limit_row(row, limits, overrides))
 
 
-def holder_row(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "holder": one.holder,
-        "key": dict(one.key),
-        "since": one.since + age,
-        "priority": one.priority,
-    }
+def person_row(one: Holder | Waiter) -> dict[str, Any]:
+    return {"id": one.id, "holder": one.holder, "key": dict(one.key), "priority": one.priority}
 
 
 def permit_name(served: ServedGate, id: str) -> str:

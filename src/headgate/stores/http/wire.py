@@ -201,7 +201,7 @@ def _pulse(raw: Any) -> Pulse:
 
 def _usage(raw: Any) -> LimitUsage:
     usage = LimitUsage(*raw[: len(names_of(LimitUsage))])  # a guard of a later version may tell more
-    return replace(usage, next_free=float("inf")) if usage.next_free is None else usage
+    return replace(usage, free_in=float("inf")) if usage.free_in is None else usage
 
 
 def _tuples(raw: Any) -> tuple[Any, ...]:
