@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "store_up": ("info", "gate {gate}: the store is back after {down_for:.1f} s"),
     "state_lost": ("error", "gate {gate}: the store has lost state; rates come back slowly, holders register again"),
     "adapted": ("info", "gate {gate}: an adaptive limit moved after {outcome}"),
+    "limits_differ": ("warning", "gate {gate}: the guard's limits count, and they are others than here: {differences}"),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:g}, by its source"),
 }
 

@@ -33,7 +33,7 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
     if key is not None and gate is None:
         raise click.UsageError("--key belongs to one gate: name it", context)
     names = [gate] if gate is not None else list(gates)
-    views = [look(gates[name], gates.config[name].limits, key) for name in names]
+    views = [look(gates[name], params.limits_of(gates, name), key) for name in names]
     if as_json:
         params.print_json({"gates": [as_values(view) for view in views]})
         return

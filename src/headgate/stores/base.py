@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Command
     from ..kernel.model import Wake
+    from ..kernel.plan import Policy
     from ..kernel.records import DictRecords
 
     #: Called with a delay in microseconds, or None: the ticket was called. From any thread; must not block.
@@ -86,6 +87,17 @@ if TYPE_CHECKING:
         def all_at_once(self, commands: Sequence[Command]) -> list[Any] | None:
             """The replies of commands that came together, where that takes no waiting. Raises StoreUnavailable."""
 
+    class PolicySource(Protocol):
+        """The methods of a store with `Capabilities.has_policies`: it knows the limits of its gates."""
+
+        def policies(self) -> dict[str, Policy]:
+            """The policies of its gates by name. Raises StoreUnavailable."""
+
+        def follow(self, gate: str, adopt: Callable[[Policy, Sequence[str], bool], None]) -> None:
+            """Have a method called whenever the store tells that a gate has another policy than an ask was made with:
+            the policy, how the two differ in words, and whether the ask was decided all the same. The method is forgotten
+            with its object. It is called in any thread, before the replies are handed out."""
+
     class Examined(Protocol):
         """The method of a store with `Capabilities.examines`, for `headgate doctor`."""
 
@@ -117,6 +129,8 @@ class Capabilities:
     compares_seen: bool = False
     #: An event loop may have it decide without waiting: `AtOnce`.
     decides_at_once: bool = False
+    #: It knows the policies of its gates, so a gate may be made without limits: `PolicySource`.
+    has_policies: bool = False
     #: `headgate doctor` can ask it about its server: `Examined`; and have it made: `Created`.
     examines: bool = False
     creates: bool = False

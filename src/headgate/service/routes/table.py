@@ -91,6 +91,8 @@ ROUTES: tuple[Route, ...] = (
           {200: "text/event-stream"}),
     Route("POST", "/v1/execute", execute.execute, "acquire", "The protocol of `store = \"http://…\"`, for Headgate itself.",
           {200: "Executed"}, execute.EXECUTE),
+    Route("GET", "/v1/policies", execute.policies, "acquire", "For the same: the limits of every gate, for gates without.",
+          {200: "Policies"}),
     Route("GET", "/v1/wakes", wakes.wakes, "acquire", "For the same: which tickets are called, as server-sent events.",
           {200: "text/event-stream"}, query={"session": wakes.SESSION}),
     Route("GET", "/", dashboard.page, None, "The dashboard.", {200: "text/html", 304: None}),

@@ -152,6 +152,11 @@ ANSWERS: dict[str, Schema] = {
         seen={"type": "object", "additionalProperties": WHOLE},
         replies={"type": "array", "items": {"type": "array"}},
     ),
+    "Policies": _object(
+        "Every gate's limits, classes and timings, in the form of `stores/http/wire.py`.",
+        v=WHOLE,
+        policies={"type": "object", "additionalProperties": {"type": "array"}},
+    ),
     "Problem": {
         "type": "object",
         "description": "Problem details (RFC 9457).",

@@ -10,10 +10,12 @@ from .wire import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ...kernel.commands import Command
     from .client import GuardEndpoint, Response
+    from .wire import ToldPolicy
 
 #: Seconds before another attempt at a guard that is starting.
 PAUSE = 0.01
@@ -28,8 +30,16 @@ _REMEDIES = {
 class GuardRequest:
     """Jobs that are sent together, in one HTTP request."""
 
-    def __init__(self, endpoint: GuardEndpoint, seen: dict[str, int], jobs: list[Any]) -> None:
+    def __init__(
+        self,
+        endpoint: GuardEndpoint,
+        seen: dict[str, int],
+        jobs: list[Any],
+        on_policy: Callable[[str, ToldPolicy], None],
+    ) -> None:
         self._endpoint = endpoint
+        #: Told of a gate's policy, where the guard has another than commands were made with; before their replies are.
+        self._on_policy = on_policy
         #: Gate → its sequence number in the last reply that this process got.
         self._seen = seen
         self.jobs = jobs
@@ -48,10 +58,12 @@ class GuardRequest:
     def hand_out(self, response: Response) -> bool:
         """Give each job its replies. Returns whether the connection may be used again. Raises ErrorResponse."""
         try:
-            replies, seen = decode(response.checked(), self._commands)
+            replies, seen, policies = decode(response.checked(), self._commands)
         except StoreFormatError as error:
             fail_all(self.jobs, StoreFormatError(f"{self._endpoint.shown}: {error}"))
             return False
+        for gate, told in policies.items():
+            self._on_policy(gate, told)
         known = self._seen
         for gate, seq in seen.items():
             if seq > known.get(gate, 0):
