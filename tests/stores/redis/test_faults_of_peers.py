@@ -24,11 +24,9 @@ import pytest
 
 from headgate import AsyncGate, Bucket, Concurrency, Denied, Gate, Quota, StoreUnavailable, Window
 from headgate.events import Event
+from tests.support.redis_gates import PATIENT
 from tests.support.servers import Proxy, Server, new
 from tests.support.waiting import until
-
-PATIENT = "?timeout=5s"
-
 
 # --- the script -------------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ from headgate import AsyncGate, Bucket, Concurrency, Gate, Quota, Window
 from headgate.cli.app import app
 from headgate.stores.redis import RedisStore
 from tests.support import ROOT
+from tests.support.redis_gates import PATIENT
 from tests.support.servers import Cluster, Server, new
 
 PAGE = (ROOT / "docs" / "how-to" / "redis-in-production.md").read_text(encoding="utf-8")
-PATIENT = "?timeout=5s"
 
 #: As in the page's configuration.
 LIMITS = [

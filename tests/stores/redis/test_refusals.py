@@ -55,7 +55,7 @@ def test_a_full_server_is_named_and_what_was_held_is_given_back_later(server: Se
 def test_a_key_of_somebody_else_is_named_and_left_alone(server: Server, stores: Any) -> None:
     server.command("SET", "hg:{g}", "mine")
     with pytest.raises(StoreFormatError, match=re.escape("hg:{g}")):
-        gate_of(stores(server.url)).acquire()
+        gate_of(stores(server.url + PATIENT)).acquire()
     assert server.command("GET", "hg:{g}") == b"mine"
 
 
