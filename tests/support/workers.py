@@ -27,7 +27,7 @@ HERE = os.path.abspath(__file__)
 # --- for the tests ----------------------------------------------------------------------------------------------------
 
 
-def run_script(script: str, timeout: float = 120.0, wait_for_output: bool = True) -> tuple[float, str]:
+def run_script(script: str, timeout: float = 240.0, wait_for_output: bool = True) -> tuple[float, str]:
     """Run some lines of Python in a new process; returns when it ended (monotonic) and what it printed."""
     out = subprocess.PIPE if wait_for_output else subprocess.DEVNULL
     child = subprocess.Popen(
