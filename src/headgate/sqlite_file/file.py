@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
 from .anchor import META, anchor, clock_at
+from .busy import PATIENCE, BusyRetry
 from .checkpoint import Checkpointer
 from .explain import explained, is_busy, is_no_database, no_database
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     Execute = Callable[..., Any]
 
 SYNCHRONOUS = ("normal", "full", "off")
-
-#: How long a caller retries while no other process commits, in seconds. Then the file counts as unavailable. While a
-#: checkpoint is running, which is progress of a kind, it retries for longer.
-PATIENCE, SLOW_DISK = 0.2, 1.0
 
 #: Small pages: a decision changes a few short rows, and every page that it touches is copied and checksummed as a whole.
 _PAGE = 1024
@@ -196,46 +193,6 @@ class DatabaseFile:
 
     def __del__(self) -> None:
         self.close()
-
-
-class BusyRetry:
-    """The retries of one caller that finds the write lock taken: how long to pause, and when to give up."""
-
-    def __init__(self, file: DatabaseFile) -> None:
-        self._file = file
-        self._version = self._current()
-        self._progress_at = self._checked_at = time.monotonic()
-        #: Seconds to sleep before the next attempt.
-        self.pause_s = 0.0
-
-    def check(self) -> None:
-        """Choose the next pause. Raises StoreUnavailable when no other process has committed for PATIENCE.
-
-        The pause is random and short. SQLite's own busy handler sleeps ever longer, and so starves a caller that has
-        waited for long.
-        """
-        self.pause_s = random() * 0.0002
-        now = time.monotonic()
-        if now - self._checked_at > 0.01:
-            self._checked_at = now
-            version = self._current()
-            if version != self._version:
-                self._version, self._progress_at = version, now
-                return
-            stuck_s = now - self._progress_at
-            if stuck_s > PATIENCE and (stuck_s > SLOW_DISK or not self._file.is_being_checkpointed()):
-                raise StoreUnavailable(
-                    f"{self._file.path}: somebody has held the write lock for {PATIENCE * 1000:.0f} ms and has written "
-                    f"nothing; end it if it hangs (a stopped worker, a shell with an open transaction)"
-                )
-
-    def _current(self) -> int:
-        try:
-            return self._file.version()
-        except sqlite3.OperationalError as error:
-            if is_busy(error):
-                return -1
-            raise
 
 
 # --- opening ------------------------------------------------------------------------------------------------------

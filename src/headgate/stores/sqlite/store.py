@@ -8,7 +8,8 @@
 
 A thread that finds the lock free decides its command from the cached records, and commits if no other process has written
 since. Otherwise it queues a job; the thread that gets the lock decides all queued jobs in one transaction. Where another
-process is writing, threads and tasks retry after short random pauses for as long as that one makes progress.
+process is writing, threads and tasks retry after short random pauses for as long as that one makes progress; a process that
+has much to write leaves gaps in which the others get their turn.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import suppress
 from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
-from ...sqlite_file import SYNCHRONOUS, BusyRetry, DatabaseFile, register_for_fork_and_exit
+from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
 from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
 from .schema import STORE_FORMAT
 from .transactions import CONCURRENT_FOR, CONTENDED, SqliteJob, Transactions
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 #: no turn of the loop.
 PROBE_EVERY = 16
 PROBE_UNCONTENDED = 8 * PROBE_EVERY
+
+#: Seconds that a task sleeps while another thread of its process has the lock.
+BRIEFLY = 0.0002
 
 
 class SqliteStore:
@@ -106,14 +110,14 @@ class SqliteStore:
             transactions.queue.append(job)
         try:
             with self._lock:
-                retry: BusyRetry | None = None
                 while not job.done:
-                    if retry is not None:
-                        time.sleep(retry.pause_s)
-                    retry = transactions.attempt(job, retry)
+                    if pause_s := transactions.attempt(job):
+                        time.sleep(pause_s)
         except BaseException:
             transactions.withdraw(job)
+            transactions.wake_first()
             raise
+        transactions.wake_first()
         self._tell()
         return job.result()
 
@@ -142,7 +146,8 @@ class SqliteStore:
         job, transactions = SqliteJob(commands), self._transactions
         self._requests += 1
         with self._lock:
-            if transactions.attempt(job, None) is not None:
+            transactions.attempt(job)
+            if not job.done:
                 transactions.withdraw(job)
                 return None
             if len(commands) > 1:
@@ -167,16 +172,20 @@ class SqliteStore:
         try:
             if transactions.concurrent_callers or not self._requests % PROBE_EVERY:
                 await asyncio.sleep(0)  # let the tasks that are ready put theirs into the same transaction
-            retry: BusyRetry | None = None
+            pause_s = BRIEFLY
+            if transactions.is_behind(job):
+                await self._pause(job, pause_s)
             while not job.done:
                 if not self._lock.locked():
                     with self._lock:
                         if not job.done:
-                            retry = transactions.attempt(job, retry)
+                            pause_s = transactions.attempt(job) or BRIEFLY
                 if not job.done:
-                    await self._pause(job, 0.0002 if retry is None else retry.pause_s)
+                    await self._pause(job, pause_s)
         except asyncio.CancelledError as cancelled:
-            if not job.writes or transactions.withdraw(job):
+            withdrawn = transactions.withdraw(job)
+            transactions.wake_first()
+            if withdrawn or not job.writes:
                 raise
             with self._lock:  # another thread has begun to decide it, and ends in a moment
                 pass
@@ -185,14 +194,15 @@ class SqliteStore:
                 raise
             task.uncancel()
             task.cancel(*cancelled.args)
+        transactions.wake_first()
         self._tell()
         return job.result()
 
     async def _pause(self, job: SqliteJob, seconds: float) -> None:
-        """Sleep until the job is done, or for about so long, times the number of queued jobs.
+        """Sleep until the job is done, or for so long if it is the oldest in the queue, or until it is that.
 
-        The task that gets to write decides all of them, so the more there are, the less often each retries: thousands that
-        retry all the time would keep that one from its work.
+        The task that gets to write decides the others' jobs too: thousands that retry all the time would keep it from its
+        work. They retry now and then, the more of them the less often, for the case that its event loop has ended.
         """
         import asyncio
 
@@ -203,8 +213,10 @@ class SqliteStore:
             if not woken.done():
                 woken.set_result(None)
 
-        queued = len(self._transactions.queue) if job.writes else 1
-        timer = loop.call_later(seconds * 2 * random() * max(1, queued), wake)
+        queue = self._transactions.queue
+        if job.writes and queue and queue[0] is not job:
+            seconds = min(seconds * 2 * random() * len(queue), 1.0 + random())
+        timer = loop.call_later(seconds, wake)
         job.on_done = lambda: loop.call_soon_threadsafe(wake)
         try:
             if not job.done:

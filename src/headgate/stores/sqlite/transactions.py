@@ -14,7 +14,7 @@ from contextlib import suppress
 from operator import attrgetter
 
 from ...errors import HeadgateError, StoreFormatError
-from ...sqlite_file import BusyRetry, DatabaseFile, explained, survives
+from ...sqlite_file import DECIDE_FOR, BusyRetry, DatabaseFile, Turn, explained, survives
 from .records import SWAP_HEAD, SqliteRecords
 from .space import Damaged
 
@@ -31,9 +31,6 @@ CHECK_PATH_EVERY = 0.25
 
 #: About how many records of a gate stay cached from one transaction to the next.
 CACHED_RECORDS = 20_000
-
-#: How many commands go into one transaction at most: other processes want to write as well.
-LARGEST_BATCH = 512
 
 #: For so many transactions after one that decided several jobs, more concurrent callers are expected.
 CONCURRENT_FOR = 64
@@ -67,11 +64,14 @@ class SqliteJob:
         self.error: BaseException | None = None
         self.done = False
         self.writes = any(map(_writes, commands))
-        #: Called when it is done, while a task sleeps until then.
+        #: Called when it is done, or when it is its task's turn to make an attempt, while a task sleeps until then.
         self.on_done: Callable[[], object] | None = None
 
     def finish(self) -> None:
         self.done = True
+        self.wake()
+
+    def wake(self) -> None:
         if (on_done := self.on_done) is not None:
             with suppress(RuntimeError):  # its event loop has ended
                 on_done()
@@ -106,32 +106,54 @@ class Transactions:
         self._version = -1
         #: Above 0 while other processes write to the file.
         self._contended = 0
+        self._turn = Turn()
+        #: The waits of jobs that write, and of those that read, while they find the file locked.
+        self._waits: dict[bool, BusyRetry] = {}
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, job: SqliteJob, retry: BusyRetry | None) -> BusyRetry | None:
-        """Decide a job and all that is queued. Returns None then, or how to retry where another process is writing.
+    def attempt(self, job: SqliteJob) -> float:
+        """Decide what is queued, the oldest jobs first. Returns the seconds after which to try again where it is not this
+        process's turn to write; the caller does so until its job is done.
 
-        An error of the file becomes the error of the jobs. `retry` is what the attempt before returned.
+        An error of the file becomes the error of the jobs.
         """
         try:
             file = self.ready()
             if job.writes:
-                if job not in self.queue:
+                if not self._is_first(job) and job not in self.queue:
                     self.queue.append(job)  # the thread that had taken it was interrupted before it began
+                if gap_s := self._turn.gap_s():
+                    return gap_s
                 if file.begin():
+                    self._waits.clear()
+                    began = time.monotonic()
                     self._decide(file, self._next_batch())
-                    return None
+                    self._turn.ended(began, bool(self.queue), self._contended > 0)
+                    return 0.0
             elif file.begin_reading():
+                self._waits.pop(False, None)
                 self._decide(file, [job], writes=False)
-                return None
-            if retry is None:
-                retry = BusyRetry(file)
-            retry.check()
-            return retry
+                return 0.0
+            wait = self._waits.get(job.writes) or self._waits.setdefault(job.writes, BusyRetry(file))
+            wait.check()
+            return wait.pause_s
         except (sqlite3.Error, OSError, HeadgateError) as error:
+            self._waits.clear()
             self._fail([*self.queue] if job.writes else [job], error)
-            return None
+            return 0.0
+
+    def is_behind(self, job: SqliteJob) -> bool:
+        """Whether this process waits for its turn to write, and the task of another job makes the attempts."""
+        return job.writes and bool(self._waits or self._turn.gap_s()) and not self._is_first(job)
+
+    def _is_first(self, job: SqliteJob) -> bool:
+        return bool(self.queue) and self.queue[0] is job
+
+    def wake_first(self) -> None:
+        """Have the task of the oldest queued job make the next attempt. The others sleep on: it decides theirs too."""
+        with suppress(IndexError):
+            self.queue[0].wake()
 
     def try_optimistic(self, command: Command) -> Any:
         """Decide one command from the cached records without a transaction, then commit by swapping the gate's head row
@@ -243,7 +265,7 @@ class Transactions:
     def _next_batch(self) -> list[SqliteJob]:
         jobs: list[SqliteJob] = []
         count = 0
-        while count < LARGEST_BATCH:
+        while count < self._turn.batch:
             try:
                 job = self.queue.popleft()
             except IndexError:
@@ -262,7 +284,13 @@ class Transactions:
             now = file.now()
             self._validate(file)
             gate = records = None
-            for job in jobs:
+            until = time.monotonic() + DECIDE_FOR
+            for number, job in enumerate(jobs):
+                if number and time.monotonic() > until:
+                    # The lock has been kept for long enough.
+                    self.queue.extendleft(reversed(jobs[number:]))
+                    del jobs[number:]
+                    break
                 replies = job.replies
                 for command in job.commands:
                     if records is None or command.gate != gate:
@@ -308,6 +336,8 @@ class Transactions:
 
     def _committed(self, records: SqliteRecords) -> None:
         """Take over what a transaction has committed."""
+        if self._waits:
+            self._waits.clear()
         try:
             if records.changed:
                 records.written()
