@@ -350,7 +350,8 @@ def spender(options: dict[str, Any]) -> None:
 
 
 def crowd(options: dict[str, Any]) -> None:
-    """Asks for many permits `at_once` on an event loop, gives them back, and asks again, until its orders end.
+    """Asks for many permits `at_once` on an event loop, one for each org, gives them back, and asks again, until its orders
+    end.
 
     Where it is to be `starved`, it begins to have next to no processor when it has asked once, until the order `feed`.
     """
@@ -373,7 +374,7 @@ def crowd(options: dict[str, Any]) -> None:
     async def ask() -> None:
         nonlocal rounds, refused
         while not stopping.is_set():
-            asks = (gate.acquire() for _ in range(options["at_once"]))
+            asks = (gate.acquire(key={"org": str(number)}) for number in range(options["at_once"]))
             answers = await asyncio.gather(*asks, return_exceptions=True)
             refused += sum(isinstance(answer, StoreUnavailable) for answer in answers)
             permits = [answer for answer in answers if not isinstance(answer, BaseException)]
@@ -382,8 +383,7 @@ def crowd(options: dict[str, Any]) -> None:
 
     async def main() -> None:
         nonlocal burner
-        for permit in await asyncio.gather(*(gate.acquire() for _ in range(options["at_once"]))):
-            await permit.release()
+        await (await gate.acquire(key={"org": "0"})).release()
         if options.get("starved"):
             burner = starve()
         threading.Thread(target=obey, daemon=True).start()
@@ -420,8 +420,7 @@ def count_events() -> dict[str, int]:
 
 
 def one_by_one(options: dict[str, Any]) -> None:
-    """Asks for one permit after the other until its orders end, for so many `seconds`, or until so many asks were `slow`:
-    such as would count as an outage if the store made no progress meanwhile."""
+    """Asks for one permit after the other, for so many `seconds` or until its orders end; tells how long that took it."""
     from headgate import StoreUnavailable
 
     gate = make_gate(options)
@@ -434,22 +433,18 @@ def one_by_one(options: dict[str, Any]) -> None:
         stopping.set()
 
     threading.Thread(target=obey, daemon=True).start()
-    gate.acquire().release()
+    gate.acquire(key={"org": "other"}).release()
     tell(ready=True)
     refused = 0
     waits: list[float] = []
     end = time.monotonic() + options["seconds"]
-    slow = options.get("slow", 10**9)
-    while not stopping.is_set() and time.monotonic() < end and slow:
+    while not stopping.is_set() and time.monotonic() < end:
         began = time.monotonic()
         try:
-            gate.acquire().release()
+            gate.acquire(key={"org": "other"}).release()
         except StoreUnavailable:
             refused += 1
         waits.append(time.monotonic() - began)
-        slow -= waits[-1] > 0.25
-        if "pause" in options:
-            time.sleep(random.uniform(0, 2 * options["pause"]))
     waits.sort()
     at = {name: waits[int(part * (len(waits) - 1))] for name, part in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0))}
     tell(asks=len(waits), refused=refused, passed_open=passed["passed_open"], **at)

@@ -1,8 +1,8 @@
 """Waiting for a write lock that another process has: how long to pause, and when the other one counts as stuck.
 
 Contention is no outage. As long as other processes commit, a caller waits for its turn. Where none commits, the process
-that has the lock is looked at: one that uses a processor, waits for one, or waits for the disk is slow and is waited for; one
-that is stopped, or sleeps with the lock in its hand, is stuck, and the file counts as unavailable until that is over.
+that has the lock is looked at. One that uses a processor, waits for one, or waits for the disk is slow and is waited for.
+One that is stopped or sleeps is stuck, and the file counts as unavailable until that is over.
 """
 
 from __future__ import annotations
