@@ -1,7 +1,7 @@
 """`sqlite:///path.db`: the state of gates in one file, for any number of processes on one machine.
 
     SqliteStore     the port: takes the lock, decides, wakes waiters                                this module
-    Transactions    what is decided under the lock: one command, or all queued jobs at a time       transactions.py
+    Transactions    what is decided under the lock: one command, or the queued jobs at a time       transactions.py, jobs.py
     SqliteRecords   the records of one gate, cached between transactions                            records.py
     SqliteSpace     one space of them: a few rows of the table;  Permits: many ids to a row         space.py, permits.py
     DatabaseFile    the file, its locks, its clock, its checkpoints                                 headgate.sqlite_file
@@ -23,8 +23,9 @@ from random import random
 from ...errors import InvalidInput, StoreUnavailable
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
 from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
+from .jobs import SqliteJob
 from .schema import STORE_FORMAT
-from .transactions import CONCURRENT_FOR, CONTENDED, SqliteJob, Transactions
+from .transactions import CONCURRENT_FOR, CONTENDED, Transactions
 from .wakes import TicketWaker
 
 TYPE_CHECKING = False

@@ -7,14 +7,15 @@ a transaction (`try_optimistic`).
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import time
 from collections import deque
 from contextlib import suppress
-from operator import attrgetter
 
 from ...errors import HeadgateError, StoreFormatError
 from ...sqlite_file import DECIDE_FOR, BusyRetry, DatabaseFile, Turn, explained, survives
+from .jobs import SqliteJob
 from .records import SWAP_HEAD, SqliteRecords
 from .space import Damaged
 
@@ -42,8 +43,6 @@ CONTENDED_FOR = 4096
 #: `try_optimistic` could not decide: queue a job.
 CONTENDED = object()
 
-_writes = attrgetter("writes")
-
 
 class _Stale(Exception):
     """Another connection has committed since the records were read."""
@@ -51,39 +50,6 @@ class _Stale(Exception):
 
 class _Busy(Exception):
     """Another connection has the write lock: a writer, or a checkpoint."""
-
-
-class SqliteJob:
-    """The commands of one caller, and their replies."""
-
-    __slots__ = ("commands", "done", "error", "on_done", "replies", "writes")
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.commands = commands
-        self.replies: list[Any] = []
-        self.error: BaseException | None = None
-        self.done = False
-        self.writes = any(map(_writes, commands))
-        #: Called when it is done, or when it is its task's turn to make an attempt, while a task sleeps until then.
-        self.on_done: Callable[[], object] | None = None
-
-    def finish(self) -> None:
-        self.done = True
-        self.wake()
-
-    def wake(self) -> None:
-        if (on_done := self.on_done) is not None:
-            with suppress(RuntimeError):  # its event loop has ended
-                on_done()
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
-        self.finish()
-
-    def result(self) -> list[Any]:
-        if self.error is not None:
-            raise self.error
-        return self.replies
 
 
 class Transactions:
@@ -127,9 +93,7 @@ class Transactions:
                     return gap_s
                 if file.begin():
                     self._waits.clear()
-                    began = time.monotonic()
-                    self._decide(file, self._next_batch())
-                    self._turn.ended(began, bool(self.queue), self._contended > 0)
+                    self._take_turn(file)
                     return 0.0
             elif file.begin_reading():
                 self._waits.pop(False, None)
@@ -142,6 +106,18 @@ class Transactions:
             self._waits.clear()
             self._fail([*self.queue] if job.writes else [job], error)
             return 0.0
+
+    def _take_turn(self, file: DatabaseFile) -> None:
+        began = time.monotonic()
+        # With thousands of tasks waiting, a garbage collection takes a second; it comes when the lock is free again.
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            self._decide(file, self._next_batch())
+        finally:
+            if collects:
+                gc.enable()
+        self._turn.ended(began, bool(self.queue), self._contended > 0)
 
     def is_behind(self, job: SqliteJob) -> bool:
         """Whether this process waits for its turn to write, and the task of another job makes the attempts."""
