@@ -38,6 +38,13 @@ LOOK_EVERY, LOOK_COUNTS = 0.01, 0.05
 FORGET = 1.0
 
 
+def is_being_made(path: str, since: float) -> bool:
+    """Whether another process that makes or upgrades a file has it locked and is getting on. `since`: monotonic seconds."""
+    pid = find_holder(path)
+    alive = pid is not None and pid != os.getpid() and LockHolder(pid).state() in (RUNNING, ON_DISK)
+    return alive and time.monotonic() - since < LONGEST
+
+
 class BusyRetry:
     """The wait of one process for the write lock. It ends, and is thrown away, when the process gets the lock."""
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
 from .anchor import META, anchor, clock_at
-from .busy import PATIENCE, BusyRetry
+from .busy import PATIENCE, BusyRetry, is_being_made
 from .checkpoint import Checkpointer
 from .explain import explained, is_busy, is_no_database, no_database
 
@@ -70,7 +70,7 @@ class DatabaseFile:
         self._format = format
         self._connection: sqlite3.Connection | None = None
         try:
-            self._connection = connection = _open(path, format, synchronous)
+            self._connection = connection = _open_when_made(path, format, synchronous)
             found = os.stat(path)
             self._identity = (found.st_dev, found.st_ino)
             cursor = connection.cursor()
@@ -196,6 +196,17 @@ class DatabaseFile:
 
 
 # --- opening ------------------------------------------------------------------------------------------------------
+
+
+def _open_when_made(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:
+    """Open a file, and wait for another process that makes it and gets on, however slowly."""
+    began = time.monotonic()
+    while True:
+        try:
+            return _open(path, format, synchronous)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or not is_being_made(path, began):
+                raise
 
 
 def _open(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:

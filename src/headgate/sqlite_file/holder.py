@@ -21,26 +21,32 @@ _STATES = {b"R": RUNNING, b"D": ON_DISK, b"T": STOPPED, b"t": STOPPED}
 def find_holder(path: str) -> int | None:
     """The process that has the write lock of the database at this path; None where that cannot be known.
 
+    That is a byte of the `-shm` file in WAL mode, which a database is in once it is made, and before a lock on itself.
     It reads /proc/locks. To ask by fcntl, this process would have to open the file, and closing it again would drop the
     locks that SQLite has on it.
     """
     try:
-        inode = b":%d" % os.stat(f"{path}-shm").st_ino
         with open("/proc/locks", "rb") as file:
             lines = file.read().splitlines()
+        itself, shared = (_inode(name) for name in (path, f"{path}-shm"))
     except OSError:
         return None
     for line in lines:
         # `1: POSIX  ADVISORY  WRITE 4711 fe:00:2146553 120 120`
         fields = line.split()
-        if (
-            len(fields) == 8
-            and fields[3] == b"WRITE"
-            and fields[5].endswith(inode)
-            and fields[6] == b"%d" % _WRITE_LOCK
-        ):
+        if len(fields) != 8 or fields[3] != b"WRITE":
+            continue
+        inode = fields[5].rpartition(b":")[2]
+        if inode == itself or (inode == shared and fields[6] == b"%d" % _WRITE_LOCK):
             return int(fields[4])
     return None
+
+
+def _inode(path: str) -> bytes:
+    try:
+        return b"%d" % os.stat(path).st_ino
+    except FileNotFoundError:
+        return b""
 
 
 class LockHolder:

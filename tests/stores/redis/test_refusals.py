@@ -52,6 +52,34 @@ def test_a_full_server_is_named_and_what_was_held_is_given_back_later(server: Se
     until(lambda: permit.id not in [holder.id for holder in gate.holders()])
 
 
+BUSY = """
+local began = redis.call('TIME')
+local now
+repeat now = redis.call('TIME') until (now[1] - began[1]) * 1000000 + now[2] - began[2] > 500000
+"""
+
+
+def test_a_server_that_is_busy_with_a_script_of_somebody_else_is_waited_for(server: Server, stores: Any) -> None:
+    gate = gate_of(stores(server.url + PATIENT), "open")
+    gate.acquire().release()
+    server.command("CONFIG", "SET", "lua-time-limit", "1")
+    other = threading.Thread(target=server.command, args=("EVAL", BUSY, "0"), kwargs={"timeout": 60.0})
+    other.start()
+
+    def is_busy() -> bool:
+        try:
+            server.command("PING")
+        except AssertionError as error:
+            return "BUSY" in str(error)
+        return False
+
+    until(is_busy)
+    permit = gate.acquire()
+    assert "untracked" not in repr(permit)
+    permit.release()
+    other.join(60)
+
+
 def test_a_key_of_somebody_else_is_named_and_left_alone(server: Server, stores: Any) -> None:
     server.command("SET", "hg:{g}", "mine")
     with pytest.raises(StoreFormatError, match=re.escape("hg:{g}")):

@@ -273,7 +273,7 @@ class RedisRequests:
         if kind == "moved" and error.address is not None:
             self.slots = {**self.slots, self.slot(request.gate): error.address}
             return 0.0 if request.attempts < 5 else PAUSE
-        if kind in ("moving", "ask", "loading", "readonly"):
+        if kind in ("moving", "ask", "loading", "readonly", "busy"):
             if kind in ("moving", "readonly"):
                 self._forget_slots()
             return PAUSE
@@ -342,6 +342,7 @@ REMEDIES = {
     "permission": "; its user needs the commands of the page on Redis in production",
     "oom": "; it has no memory left: raise its maxmemory",
     "loading": "; it is still reading its data",
+    "busy": "; a script of another client has kept it for seconds: end that one with SCRIPT KILL if it hangs",
     "readonly": "; it is a replica: the URL should lead to the master",
     "moving": "; the cluster is moving or missing the slot of this gate",
     "ask": "; the cluster is moving the slot of this gate",

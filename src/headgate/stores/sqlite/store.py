@@ -118,7 +118,6 @@ class SqliteStore:
             transactions.withdraw(job)
             transactions.wake_first()
             raise
-        transactions.wake_first()
         self._tell()
         return job.result()
 
@@ -195,7 +194,6 @@ class SqliteStore:
                 raise
             task.uncancel()
             task.cancel(*cancelled.args)
-        transactions.wake_first()
         self._tell()
         return job.result()
 

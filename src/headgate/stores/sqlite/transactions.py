@@ -94,6 +94,7 @@ class Transactions:
                 if file.begin():
                     self._waits.clear()
                     self._take_turn(file)
+                    self.wake_first()
                     return 0.0
             elif file.begin_reading():
                 self._waits.pop(False, None)
