@@ -200,16 +200,18 @@ class DatabaseFile:
 
 def _open_when_made(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:
     """Open a file, and wait for another process that makes it and gets on, however slowly."""
-    began = time.monotonic()
+    began, timeout_s = time.monotonic(), PATIENCE
     while True:
         try:
-            return _open(path, format, synchronous)
+            return _open(path, format, synchronous, timeout_s)
         except sqlite3.OperationalError as error:
-            if not is_busy(error) or not is_being_made(path, began):
+            if not is_busy(error) or not timeout_s:
                 raise
+            if not is_being_made(path, began):
+                timeout_s = 0.0  # or it was made at this very moment: one more attempt tells
 
 
-def _open(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:
+def _open(path: str, format: FileFormat, synchronous: str, timeout_s: float) -> sqlite3.Connection:
     if os.path.isdir(path):
         raise InvalidInput(
             f"{path} is a directory; {format.noun} is a file, such as {os.path.join(path, format.example)}"
@@ -219,7 +221,7 @@ def _open(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=rwc",
         uri=True,
-        timeout=PATIENCE,
+        timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=64,
