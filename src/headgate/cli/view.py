@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from headgate.kernel.limits import kind_of
+from headgate.kernel.model import AS_GOOD_AS_NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,12 +199,17 @@ def _name(row: LimitUsage) -> str:
     return row.name if row.key is None else f"{row.name} {row.key}"
 
 
+def paused_words(seconds: float) -> str:
+    """How long a pause lasts: `paused for 9m59s`, or `paused until resumed`."""
+    return "paused until resumed" if seconds > AS_GOOD_AS_NEVER else f"paused for {span(seconds)}"
+
+
 def _heading(view: View, width: int, plain: bool) -> Text:
     usage = view.usage
     facts: list[tuple[str, str]] = []
     if usage.paused_for is not None:
         why = f": {usage.pause_reason}" if usage.pause_reason else ""
-        facts.append((f"paused for {span(usage.paused_for)}{why}", "bold red"))
+        facts.append((f"{paused_words(usage.paused_for)}{why}", "bold red"))
     facts.append((f"{usage.waiting:,} waiting", "bold yellow" if usage.waiting else "bright_black"))
     if view.holders:
         facts.append((f"{len(view.holders):,} in flight", "cyan"))

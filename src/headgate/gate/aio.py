@@ -413,8 +413,8 @@ class AsyncGate(BaseGate):
         """The overrides in force."""
         return list((await self._run(Peek(self._policy))).overrides)
 
-    async def pause(self, seconds: Duration, reason: str = "") -> None:
-        """No new grants for so long."""
+    async def pause(self, seconds: Duration | None, reason: str = "") -> None:
+        """No new grants for so long; None: until `resume()`."""
         await self._run(self._pause_for(seconds, reason))
 
     async def resume(self) -> None:

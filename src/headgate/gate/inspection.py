@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.model import SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from .permit import checked_actual
 
 TYPE_CHECKING = False
@@ -114,9 +114,9 @@ class Inspection:
     def _own_value(self, name: str, key: Key | None) -> Configure:
         return Configure(self.name, self._policy.member(name, key), None)
 
-    def _pause_for(self, seconds: Duration, reason: str) -> Pause:
+    def _pause_for(self, seconds: Duration | None, reason: str) -> Pause:
         told = str(reason)[:200].encode("utf-8", "replace").decode()  # often what an upstream answered, as it came
-        return Pause(self.name, duration.parse(seconds, what="pause"), told)
+        return Pause(self.name, UNTIL_RESUMED if seconds is None else duration.parse(seconds, what="pause"), told)
 
     def _reset_of(self, limit: str | None) -> Reset:
         if limit is not None:

@@ -314,8 +314,8 @@ class Gate(BaseGate):
         """The overrides in force."""
         return list(self._run(Peek(self._policy)).overrides)
 
-    def pause(self, seconds: Duration, reason: str = "") -> None:
-        """No new grants for so long."""
+    def pause(self, seconds: Duration | None, reason: str = "") -> None:
+        """No new grants for so long; None: until `resume()`."""
         self._run(self._pause_for(seconds, reason))
 
     def resume(self) -> None:

@@ -36,6 +36,11 @@ NEVER = 2**53
 
 SECOND = 1_000_000
 
+#: The length of a pause that lasts until it is resumed: two hundred years, which is as good as no end and still a time.
+UNTIL_RESUMED = 200 * 365 * 86_400 * SECOND
+#: Seconds from which on a time counts as never, for people.
+AS_GOOD_AS_NEVER = 100 * 365 * 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -98,6 +98,15 @@ async def holders(guard: Guard, request: Request) -> Response:
     return json_response({"gate": served.name, "holders": found})
 
 
+async def changes(guard: Guard, request: Request) -> Response:
+    query = check_query(request, "gate")
+    gate = query.get("gate")
+    if gate is not None:
+        guard.served(gate)
+    found = [{"gate": None, "by": None, "client": None, **line} for line in guard.audit.latest(gate)]
+    return json_response({"changes": found})
+
+
 async def explain(guard: Guard, request: Request) -> Response:
     query = check_query(request, "cost", "key", "priority")
     served = guard.served(request.params["gate"])

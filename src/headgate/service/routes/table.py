@@ -87,6 +87,8 @@ ROUTES: tuple[Route, ...] = (
           {200: "Reset"}, shapes.RESET),
     Route("DELETE", "/v1/gates/{gate}/holders/{id}", holders.end_lease, "configure", "End a lease whose holder is stuck.",
           {200: "Released"}, query={"outcome": holders.OUTCOME}),
+    Route("GET", "/v1/changes", gates.changes, "observe", "What was changed lately and by which token, the newest first.",
+          {200: "Changes"}, query={"gate": shapes.GATE}),
     Route("GET", "/v1/events", stream.events, "observe", "For the dashboard: every gate, as server-sent events.",
           {200: "text/event-stream"}),
     Route("POST", "/v1/execute", execute.execute, "acquire", "The protocol of `store = \"http://…\"`, for Headgate itself.",

@@ -157,6 +157,23 @@ ANSWERS: dict[str, Schema] = {
         v=WHOLE,
         policies={"type": "object", "additionalProperties": {"type": "array"}},
     ),
+    "Changes": _object(
+        "Changes of gates, as the audit log has them: at most 50, the newest first.",
+        changes={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "time": {**TEXT, "description": "When, in UTC."},
+                    "action": {**TEXT, "description": "What was done, such as `set limit` or `pause`."},
+                    "gate": or_null(TEXT),
+                    "by": or_null({**TEXT, "description": "The name of the token; null without tokens."}),
+                    "client": or_null(TEXT),
+                },
+                "required": ["time", "action", "gate", "by", "client"],
+            },
+        },
+    ),
     "Problem": {
         "type": "object",
         "description": "Problem details (RFC 9457).",
@@ -290,23 +307,52 @@ def _command_schema() -> Schema:
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "code{font-size:.95em}h2{margin-top:2rem;font-size:1.1rem}table{border-collapse:collapse}"
-    "td,th{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0}"
+    "code,pre,textarea{font-family:ui-monospace,monospace;font-size:.92em}h2{margin:0;font-size:1.05rem}"
+    "section{border:1px solid #8886;border-radius:7px;padding:.8rem 1rem;margin:.8rem 0}p{margin:.3rem 0}"
+    "table{border-collapse:collapse;margin:.4rem 0}td{text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0}"
+    "nav{columns:2;margin:1rem 0}nav a{display:block;text-decoration:none}label{display:grid;gap:.15rem;margin:.4rem 0}"
+    "input,textarea,button{font:inherit;padding:.3rem .5rem}textarea{width:100%;box-sizing:border-box}"
+    "summary{cursor:pointer;margin-top:.4rem}"
+    "pre{overflow:auto;max-height:24rem;border-left:3px solid #8888;padding-left:.8rem}"
 )
+
+#: Bodies to begin with, by pattern: what a person would try first.
+_EXAMPLES = {
+    "/v1/gates/{gate}/acquire": '{"holder": "me, trying it", "wait": 0}',
+    "/v1/gates/{gate}/reserve": '{"cost": 1}',
+    "/v1/permits/{id}/release": '{"outcome": "ok"}',
+    "/v1/gates/{gate}/limits/{limit}": '{"value": 100}',
+    "/v1/gates/{gate}/pause": '{"seconds": 60, "reason": "trying it"}',
+}
 
 
 def page() -> tuple[bytes, bytes]:
-    """The reference as one HTML page without scripts, and its content security policy."""
+    """The reference as one HTML page, and its content security policy. Its one script is the guard's own."""
     import base64
     import hashlib
 
     parts = [f"<h1>Headgate guard {escape(__version__)}</h1>"]
     parts.append(
-        '<p>For machines: <a href="/openapi.json">/openapi.json</a>. Errors are problem details (RFC 9457).</p>'
+        '<p>For machines: <a href="/openapi.json">/openapi.json</a>. Errors are problem details (RFC 9457). '
+        "What is tried here is done: a permit is taken, a limit is set.</p>"
+        '<label><span>Token, where this guard has tokens; kept in this tab</span><input id="token" type="password" '
+        'autocomplete="off"></label>'
     )
+    anchors = {route: f"r{number}" for number, route in enumerate(ROUTES)}
+    links = "".join(
+        f'<a href="#{anchors[route]}"><code>{route.method} {escape(route.pattern)}</code></a>' for route in ROUTES
+    )
+    parts.append(f"<nav>{links}</nav>")
     for route in ROUTES:
-        parts.append(f"<h2><code>{route.method} {escape(route.pattern)}</code></h2><p>{_html(route.about)}")
-        parts.append(f" Scope: <code>{route.scope}</code>.</p>" if route.scope else "</p>")
+        traits = [f'id="{anchors[route]}"', f'data-method="{route.method}"', f'data-path="{escape(route.pattern)}"']
+        if route.pattern.startswith("/v1/") and "text/event-stream" not in route.answers.values():
+            traits.append('data-try="1"')
+        if route.query:
+            traits.append(f'data-query="{escape(" ".join(route.query))}"')
+        if route.body is not None:
+            traits.append(f"data-body=\"1\" data-example='{escape(_EXAMPLES.get(route.pattern, '{}'), quote=False)}'")
+        parts.append(f"<section {' '.join(traits)}><h2><code>{route.method} {escape(route.pattern)}</code></h2>")
+        parts.append(f"<p>{_html(route.about)}{f' Scope: <code>{route.scope}</code>.' if route.scope else ''}</p>")
         fields = {**route.query, **(route.body.fields if route.body else {})}
         if fields:
             rows = "".join(
@@ -314,14 +360,16 @@ def page() -> tuple[bytes, bytes]:
                 for name, field in fields.items()
             )
             parts.append(f"<table>{rows}</table>")
+        parts.append("</section>")
     hashed = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Headgate guard: HTTP</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>"
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f'<script src="/dashboard/docs.js" type="module"></script></head><body>{"".join(parts)}</body></html>'
     )
     policy = (
-        f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'sha256-{hashed}'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+        f"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     return text.encode(), policy.encode()
 

@@ -64,8 +64,9 @@ class SqliteStore:
     ) -> None:
         if synchronous not in SYNCHRONOUS:
             raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
-        self._path = os.path.abspath(path)
-        self.url = f"sqlite:///{self._path}" if url is None else url
+        #: The file, absolute.
+        self.path = os.path.abspath(path)
+        self.url = f"sqlite:///{self.path}" if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
@@ -79,14 +80,14 @@ class SqliteStore:
     def _begin(self) -> None:
         """Make what each process has of its own: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
-        self._transactions = Transactions(self._path, self._open, self._seen)
+        self._transactions = Transactions(self.path, self._open, self._seen)
         self._requests = 0
         self._listeners.clear()
         self.session = new_session()
-        self._waker = TicketWaker(self._path, self.session, self._listeners)
+        self._waker = TicketWaker(self.path, self.session, self._listeners)
 
     def _open(self) -> DatabaseFile:
-        return DatabaseFile(self._path, STORE_FORMAT, self._synchronous, self._clock)
+        return DatabaseFile(self.path, STORE_FORMAT, self._synchronous, self._clock)
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
