@@ -49,6 +49,8 @@ AMOUNTS = {
     "status",
     "v",
     "counts",
+    "changes",
+    "minutes",
     "history",
     "done",
     "refused",

@@ -14,7 +14,6 @@ import socket
 from contextlib import contextmanager
 
 from ..errors import ConfigError
-from ..stores.sqlite import SqliteStore
 from .app import Guard, is_loopback
 from .audit import Audit
 from .log import log, log_as_json
@@ -51,7 +50,8 @@ def _history(gates: Gates, settings: Serve, beside: str) -> str | None:
     """The file of the dashboard's history: the one that is named, else one beside the SQLite store of most gates."""
     if settings.history is not None:
         return os.path.join(beside, settings.history)
-    files = [store.path for name in gates if isinstance(store := gates.async_gate(name).store, SqliteStore)]
+    # A store that is a file has a path.
+    files = [path for name in gates if (path := getattr(gates.async_gate(name).store, "path", None))]
     return f"{max(files, key=files.count)}-history.jsonl" if files else None
 
 

@@ -159,7 +159,7 @@ function drawKeyPage(gate, key) {
 const DID = {
   "set limit": (change) => `set ${change.limit}${whose(change)} to ${amount(change.value)}${change.was === null || change.was === undefined ? "" : ` (was ${amount(change.was)})`}, until it is changed again`,
   "clear limit": (change) => `put ${change.limit}${whose(change)} back to its configured value`,
-  pause: (change) => `paused it ${change.seconds === null || change.seconds === undefined ? "until it is resumed" : `for ${span(change.seconds)}, until ${clock(Date.parse(change.time) / 1000 + change.seconds)}`}: ${change.reason || "no reason given"}`,
+  pause: (change) => `paused it ${change.seconds === null || change.seconds === undefined ? "until it is resumed" : `for ${span(change.seconds)}, until ${clock(change.changed_at + change.seconds)}`}: ${change.reason || "no reason given"}`,
   resume: () => "resumed it",
   reset: (change) => (change.limit ? `reset ${change.limit}` : "reset it"),
 };
@@ -178,7 +178,7 @@ function drawChanges() {
     (change) => JSON.stringify(change),
     (change) => {
       const did = DID[change.action] ? DID[change.action](change) : change.action;
-      const row = el("li", {}, el("time", { dateTime: change.time }, clock(Date.parse(change.time) / 1000, true)));
+      const row = el("li", {}, el("time", {}, change.changed_at === null ? "" : clock(change.changed_at, true)));
       row.append(el("bdi", {}, change.by ?? "somebody on this machine"), el("span", {}, did));
       return row;
     },

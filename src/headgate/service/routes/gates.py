@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from calendar import timegm
+from contextlib import suppress
+from time import strptime
 
 from ...http.headers import policy_header, usage_field
 from ...http.problems import Problem
@@ -103,8 +106,15 @@ async def changes(guard: Guard, request: Request) -> Response:
     gate = query.get("gate")
     if gate is not None:
         guard.served(gate)
-    found = [{"gate": None, "by": None, "client": None, **line} for line in guard.audit.latest(gate)]
-    return json_response({"changes": found})
+    return json_response({"changes": [_change_of(line) for line in guard.audit.latest(gate)]})
+
+
+def _change_of(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the audit log; its time is text there, for people."""
+    facts = {name: value for name, value in line.items() if name != "time"}
+    with suppress(ValueError):
+        facts["changed_at"] = timegm(strptime(str(line["time"]), "%Y-%m-%dT%H:%M:%SZ"))
+    return {"changed_at": None, "by": None, "client": None} | facts
 
 
 async def explain(guard: Guard, request: Request) -> Response:

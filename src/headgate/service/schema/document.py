@@ -164,13 +164,13 @@ ANSWERS: dict[str, Schema] = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "time": {**TEXT, "description": "When, in UTC."},
+                    "changed_at": or_null({**NUMBER, "description": "When: epoch seconds."}),
                     "action": {**TEXT, "description": "What was done, such as `set limit` or `pause`."},
-                    "gate": or_null(TEXT),
+                    "gate": TEXT,
                     "by": or_null({**TEXT, "description": "The name of the token; null without tokens."}),
                     "client": or_null(TEXT),
                 },
-                "required": ["time", "action", "gate", "by", "client"],
+                "required": ["changed_at", "action", "gate", "by", "client"],
             },
         },
     ),
