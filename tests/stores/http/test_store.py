@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import AsyncGate, Gate, InvalidInput, StoreUnavailable, Window
+from headgate.stores.base import new_session
 from headgate.stores.http import HttpStore
 from headgate.stores.http.wire import NotAllowed
 from headgate.stores.memory import MemoryStore
@@ -34,6 +35,9 @@ class TestHttp(StoreSuite):
     def teardown_method(self, method: Any = None) -> None:
         super().teardown_method(method)
         self.guard.stop()
+
+    def another_process(self, store: Any) -> Any:
+        return HttpStore(f"{self.guard.url}?timeout=10s")
 
     def lose_state(self, store: Any, gate: str) -> None:
         """As if the guard had been restarted: nobody but its clients remembers how far it had come."""
@@ -66,7 +70,9 @@ class TestHttpOnSqlite(TestHttp):
             with closing(sqlite3.connect(self.folder / "empty.db")) as fresh:
                 fresh.backup(empty)
             empty.backup(file)
-        inner._seen.clear()  # the guard was restarted as well
+        # The guard was restarted as well.
+        inner._seen.clear(), inner._told.clear()
+        inner._transactions._session = new_session()
 
 
 # --- one request per batch --------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Both:
         found: dict[str, Any] = {}
         for gate, records in self.memory._gates.items():
             if records.head.seq or records.states:
-                found[gate] = plain(records.head.stored())
+                found[gate] = without_session(records.head.stored())
             kinds = {"states": {"": records.states}, **records.kinds}
             for kind, spaces in kinds.items():
                 for name, space in spaces.items():
@@ -94,7 +94,7 @@ class Both:
         connection = sqlite3.connect(self.path)
         for gate, text in connection.execute("SELECT gate, value FROM heads"):
             head, states, *run = json.loads(text)
-            found[gate] = plain(head)
+            found[gate] = without_session(head)
             for state, (its_score, its_value) in states.items():
                 found[f"{gate}/states/", state] = (its_score, plain(its_value))
             if run:
@@ -119,6 +119,12 @@ class Both:
             space: count for space, count in counts.items() if "/#" in space
         }
         return found
+
+
+def without_session(head: Any) -> Any:
+    """A head as it is stored: the name of its epoch ends with that of a session, which each store has for itself."""
+    seq, now, heeded, epoch, *before = head
+    return plain((seq, now, heeded, epoch.rpartition(".")[0], *before))
 
 
 def unpacked(gate: str, packed: Any) -> dict[Any, Any]:

@@ -147,9 +147,10 @@ ANSWERS: dict[str, Schema] = {
         replies={"type": "array", "items": {"type": "object", "properties": {"status": WHOLE}, "required": ["status"]}},
     ),
     "Executed": _object(
-        "One reply per command, in its place, and how far each gate has come.",
+        "One reply per command, in its place, and how far each gate has come, in which epoch.",
         v=WHOLE,
         seen={"type": "object", "additionalProperties": WHOLE},
+        epochs={"type": "object", "additionalProperties": TEXT},
         replies={"type": "array", "items": {"type": "array"}},
     ),
     "Policies": _object(

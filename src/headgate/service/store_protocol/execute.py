@@ -6,6 +6,7 @@ guard's; where they are the same the guard's decides, else the command is refuse
 
 from __future__ import annotations
 
+import re
 from time import monotonic
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ...gate.served import ServedGate
     from ...kernel.commands import Command
     from ...kernel.limits import Limit
-    from ...stores.base import Comparing, Store
+    from ...stores.base import Comparing, Seen, Store
     from ..app import Guard
     from ..caps import Caps
     from ..web import Request, Response
@@ -42,6 +43,10 @@ MOST_COMMANDS = 1024
 
 #: The most tickets whose wait is timed; that of a process that died stays among them.
 MOST_STANDING = 100_000
+
+#: What `kernel/head.py` calls an epoch.
+EPOCH_PATTERN = "[0-9]{1,16}[.][0-9]{1,16}[.][0-9a-z]{0,32}"
+_EPOCH = re.compile(EPOCH_PATTERN)
 
 #: The most client policies that are cached as equal to the guard's, by their fingerprint.
 KNOWN = 1024
@@ -112,7 +117,7 @@ class StoreServer:
                 commands.append(error)
             except (TypeError, ValueError, LookupError, AttributeError) as error:
                 commands.append(InvalidInput(f"a command is not well formed: {type(error).__name__}: {error}"))
-        self._note_seen(body.get("seen"))
+        self._note_seen(body.get("seen") or {}, body.get("epochs") or {})
         replies = await self._decide(commands)
         if on_reply is not None:
             for command, reply in zip(commands, replies, strict=True):
@@ -153,26 +158,26 @@ class StoreServer:
                 await self.store_of(stand.gate).aexecute([Cancel(stand.plan.policy, stand.id)])
                 replies[at] = TooMany(f"gate {stand.gate!r}: {most} wait already, and this guard takes no more")
 
-    # --- sequence numbers of gates ----------------------------------------------------------------------------------
+    # --- how far gates have come ------------------------------------------------------------------------------------
 
-    def _note_seen(self, seen: Any) -> None:
-        """Pass on the sequence numbers that a client has seen: a store that is behind one has lost state."""
-        for gate, number in (seen or {}).items():
+    def _note_seen(self, seen: Mapping[str, int], epochs: Mapping[str, str]) -> None:
+        """Pass on what a client has seen: a store that is behind its number, or of another epoch, has lost state."""
+        for gate, number in seen.items():
             try:
                 store = self.store_of(gate)
             except UnknownGate:
                 continue
             if store.capabilities.compares_seen:
                 comparing: Comparing = store  # type: ignore[assignment]
-                comparing.saw(gate, number)
+                comparing.saw(gate, number, epochs.get(gate, ""))
 
-    def _seen(self, gates: set[str]) -> dict[str, int]:
+    def _seen(self, gates: set[str]) -> dict[str, Seen]:
         found = {}
         for gate in gates:
             store = self.store_of(gate)
             if store.capabilities.compares_seen:
                 comparing: Comparing = store  # type: ignore[assignment]
-                found[gate] = comparing.saw(gate, 0)
+                found[gate] = comparing.saw(gate)
         return found
 
     # --- policies ---------------------------------------------------------------------------------------------------
@@ -288,6 +293,13 @@ def _numbers(name: str, value: Any) -> None:
         raise wrong(name, "an object of gates and whole numbers", value)
 
 
+def _epochs(name: str, value: Any) -> None:
+    if value.__class__ is not dict or not all(
+        epoch.__class__ is str and _EPOCH.fullmatch(epoch) for epoch in value.values()
+    ):
+        raise wrong(name, "an object of gates and epochs, as this guard has told them", value)
+
+
 EXECUTE = Shape(
     "Execute",
     "What the `http://` store of a process sends: commands in the form of `stores/http/wire.py`. For people: `/v1/batch`.",
@@ -299,6 +311,12 @@ EXECUTE = Shape(
             "How far each gate had come, as the process was told.",
             type="object",
             additionalProperties={"type": "integer", "minimum": 0, "maximum": NEVER},
+        ),
+        "epochs": Field(
+            _epochs,
+            "In which epoch that was, as the process was told.",
+            type="object",
+            additionalProperties={"type": "string", "pattern": f"^{EPOCH_PATTERN}$"},
         ),
         "commands": Field(
             _commands,

@@ -179,6 +179,7 @@ class DynamoRecords(ByKind):
         self.gate = gate
         self.head = Head()
         self.seen = 0
+        self.told = ""
         self.wakes: list[Wake] = []
         # No reference cycles, so that records are freed at once when they are done with. Left to the garbage collector they
         # would have it walk all of the driver's objects again and again, for a tenth of a second each time.

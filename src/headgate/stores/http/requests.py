@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
+    from ..base import Seen
     from .client import GuardEndpoint, Response
     from .wire import ToldPolicy
 
@@ -27,21 +28,41 @@ _REMEDIES = {
 }
 
 
+class KnownGates:
+    """How far the guard's gates had come, as this process was told; `lost` is called with one that has lost its state."""
+
+    def __init__(self, lost: Callable[[str], None]) -> None:
+        self._lost = lost
+        #: Gate → its sequence number in the last reply that this process got, and its epoch.
+        self.seen: dict[str, int] = {}
+        self.epochs: dict[str, str] = {}
+
+    def note(self, seen: dict[str, Seen]) -> None:
+        """Take note of what an answer says besides its replies. The guard has compared what was sent with its store."""
+        for gate, (seq, epoch) in seen.items():
+            if seq > self.seen.get(gate, 0):
+                self.seen[gate] = seq
+            known = self.epochs.get(gate)
+            if epoch and known != epoch:
+                self.epochs[gate] = epoch
+                if known is not None:
+                    self._lost(gate)
+
+
 class GuardRequest:
     """Jobs that are sent together, in one HTTP request."""
 
     def __init__(
         self,
         endpoint: GuardEndpoint,
-        seen: dict[str, int],
+        known: KnownGates,
         jobs: list[Any],
         on_policy: Callable[[str, ToldPolicy], None],
     ) -> None:
         self._endpoint = endpoint
         #: Told of a gate's policy, where the guard has another than commands were made with; before their replies are.
         self._on_policy = on_policy
-        #: Gate → its sequence number in the last reply that this process got.
-        self._seen = seen
+        self._known = known
         self.jobs = jobs
         self._commands: list[Command] = []
         self._attempts = 0
@@ -53,7 +74,7 @@ class GuardRequest:
         for job in self.jobs:
             job.sent = True
         self._commands = [command for job in self.jobs for command in job.commands]
-        return self._endpoint.post("/v1/execute", encode(self._commands, self._seen))
+        return self._endpoint.post("/v1/execute", encode(self._commands, self._known.seen, self._known.epochs))
 
     def hand_out(self, response: Response) -> bool:
         """Give each job its replies. Returns whether the connection may be used again. Raises ErrorResponse."""
@@ -64,10 +85,7 @@ class GuardRequest:
             return False
         for gate, told in policies.items():
             self._on_policy(gate, told)
-        known = self._seen
-        for gate, seq in seen.items():
-            if seq > known.get(gate, 0):
-                known[gate] = seq
+        self._known.note(seen)
         if self._answer_lost:
             # "It had already ended" may be the work of the first attempt.
             replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]

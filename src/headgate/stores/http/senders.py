@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..remote.jobs import LoopJob, ThreadJob
     from .client import AsyncHttpConnection, GuardEndpoint, HttpConnection
+    from .requests import KnownGates
     from .wire import ToldPolicy
 
 #: Idle connections that are kept for threads.
@@ -28,17 +29,17 @@ class GuardThreadSender:
     """The requests of a process's threads, and their connections."""
 
     def __init__(
-        self, endpoint: GuardEndpoint, seen: dict[str, int], on_policy: Callable[[str, ToldPolicy], None]
+        self, endpoint: GuardEndpoint, known: KnownGates, on_policy: Callable[[str, ToldPolicy], None]
     ) -> None:
         self._endpoint = endpoint
-        self._seen = seen
+        self._known = known
         self._on_policy = on_policy
         self.coalescer = ThreadCoalescer(self._run)
         self._idle: list[HttpConnection] = []
 
     def _run(self, jobs: list[ThreadJob]) -> None:
         """Send jobs until they are answered, or their time is over."""
-        request = GuardRequest(self._endpoint, self._seen, jobs, self._on_policy)
+        request = GuardRequest(self._endpoint, self._known, jobs, self._on_policy)
         end = monotonic() + self._endpoint.timeout
         while request.jobs:
             connection: HttpConnection | None = None
@@ -111,12 +112,12 @@ class GuardLoopSender:
     def __init__(
         self,
         endpoint: GuardEndpoint,
-        seen: dict[str, int],
+        known: KnownGates,
         on_policy: Callable[[str, ToldPolicy], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._endpoint = endpoint
-        self._seen = seen
+        self._known = known
         self._on_policy = on_policy
         self._loop = loop
         self.coalescer = LoopCoalescer(loop, self._run)
@@ -128,7 +129,7 @@ class GuardLoopSender:
         """Send jobs until they are answered, or their time is over."""
         task = asyncio.current_task()
         assert task is not None
-        request = GuardRequest(self._endpoint, self._seen, jobs, self._on_policy)
+        request = GuardRequest(self._endpoint, self._known, jobs, self._on_policy)
         deadline = Deadline(self._loop, task.cancel, self._endpoint.timeout)
         try:
             await self._attempt(request, self._loop.time() + self._endpoint.timeout)

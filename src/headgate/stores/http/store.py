@@ -14,6 +14,7 @@ from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
 from ..remote.jobs import AbandonedJobs, ThreadJob
 from .client import GuardEndpoint
+from .requests import KnownGates
 from .senders import GuardLoopSender, GuardThreadSender
 from .wake import GuardSubscriber
 
@@ -48,8 +49,7 @@ class HttpStore:
         # A guard makes a limit again from the name of its kind, so that has to be one.
         self.capabilities = Capabilities(remote=True, kinds=frozenset(KINDS), has_policies=True, examines=True)
         self._endpoint = GuardEndpoint(url, token or os.environ.get("HEADGATE_TOKEN"))
-        #: Gate → its sequence number in the last reply that this process got.
-        self._seen: dict[str, int] = {}
+        self._known = KnownGates(lambda gate: self.on_loss(gate))
         #: Gate → what its gate objects here do with a policy that the guard tells of.
         self._followers: dict[str, list[weakref.WeakMethod[Any]]] = {}
         self._begin()
@@ -59,7 +59,7 @@ class HttpStore:
     def _begin(self) -> None:
         """Make what each process has of its own."""
         self.session = new_session()
-        self._threads = GuardThreadSender(self._endpoint, self._seen, self._told)
+        self._threads = GuardThreadSender(self._endpoint, self._known, self._told)
         self._loops: dict[Any, GuardLoopSender] = {}
         self._subscriber = GuardSubscriber(self._endpoint, self.session)
         self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
@@ -102,7 +102,7 @@ class HttpStore:
         if loop is None:
             for ended in [known for known in list(self._loops) if known.is_closed()]:
                 self._loops.pop(ended, None)
-            loop = self._loops[running] = GuardLoopSender(self._endpoint, self._seen, self._told, running)
+            loop = self._loops[running] = GuardLoopSender(self._endpoint, self._known, self._told, running)
         return loop
 
     # --- policies ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ...kernel.commands import FORMS
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS, writer
 from ...kernel.model import Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
 from ...kernel.plan import Policy
+from ..base import Seen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,13 +114,17 @@ _WRITERS: dict[type[Command], Callable[[Any, Policies], tuple[Any, ...]]] = {
 }
 
 
-def encode(commands: Sequence[Command], seen: Mapping[str, int]) -> bytes:
-    """A request. `seen` is how far each gate had come, as this process was told."""
+def encode(commands: Sequence[Command], seen: Mapping[str, int], epochs: Mapping[str, str] | None = None) -> bytes:
+    """A request. `seen` is how far each gate had come, and `epochs` in which epoch, as this process was told."""
     policies = Policies()
     rows = _encode([_WRITERS[type(command)](command, policies) for command in commands])
-    known = _encode({gate: seen[gate] for gate in {command.gate for command in commands} if gate in seen})
+    gates = {command.gate for command in commands}
+    known = _encode({gate: seen[gate] for gate in gates if gate in seen})
+    # A guard that tells no epochs is older, and would refuse them.
+    told = {gate: epochs[gate] for gate in gates if gate in epochs} if epochs else None
+    also = f'"epochs":{_encode(told)},' if told else ""
     named = ",".join(policies.rows)
-    return f'{{"v":{VERSION},"policies":[{named}],"seen":{known},"commands":{rows}}}'.encode()
+    return f'{{"v":{VERSION},"policies":[{named}],"seen":{known},{also}"commands":{rows}}}'.encode()
 
 
 # --- answering ------------------------------------------------------------------------------------------------------
@@ -192,9 +197,12 @@ class ToldPolicy(NamedTuple):
         return Policy.from_spec(self.spec)
 
 
-def answer(replies: Sequence[Any], seen: Mapping[str, int], policies: Mapping[str, ToldPolicy] | None = None) -> bytes:
+def answer(replies: Sequence[Any], seen: Mapping[str, Seen], policies: Mapping[str, ToldPolicy] | None = None) -> bytes:
     """The answer to a request; `policies` are those of the gates that were asked with another."""
-    told: dict[str, Any] = {"v": VERSION, "seen": seen, "replies": [row(reply) for reply in replies]}
+    numbers = {gate: known.number for gate, known in seen.items()}
+    epochs = {gate: known.epoch for gate, known in seen.items() if known.epoch}
+    rows = [row(reply) for reply in replies]
+    told: dict[str, Any] = {"v": VERSION, "seen": numbers, "epochs": epochs, "replies": rows}
     if policies:
         told["policies"] = policies
     return _encode(told).encode()
@@ -292,7 +300,7 @@ def read_policies(body: bytes) -> dict[str, Policy]:
         raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None
 
 
-def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[str, int], dict[str, ToldPolicy]]:
+def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[str, Seen], dict[str, ToldPolicy]]:
     """The replies of an answer, how far each gate has come, and the policies of gates that were asked with another.
 
     Raises StoreFormatError where it is none.
@@ -307,6 +315,7 @@ def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[st
             for command, raw in zip(commands, rows, strict=True)
         ]
         policies = {gate: ToldPolicy(*row[:4]) for gate, row in told.get("policies", {}).items()}
-        return replies, told["seen"], policies
+        epochs = told.get("epochs", {})
+        return replies, {gate: Seen(number, epochs.get(gate, "")) for gate, number in told["seen"].items()}, policies
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None

@@ -5,6 +5,7 @@ Nothing is written before the end of a transaction: see `space.py`. The tables a
 
 from __future__ import annotations
 
+from ...kernel.commands.base import compare
 from ...kernel.head import Head
 from ...kernel.records import ByKind, Kinds
 from .permits import Permits
@@ -140,12 +141,15 @@ class SqliteRecords(ByKind):
             "kinds",
             "load",
         ),
-        *("permits", "run", "seen", "states", "touched", "wakes", "wiped"),
+        *("permits", "run", "seen", "states", "told", "touched", "wakes", "wiped"),
     )
+    seen: int
+    told: str
 
-    def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
+    def __init__(
+        self, gate: str, seen: int, told: str, execute: Callable[..., Any], execute_many: Callable[..., Any]
+    ) -> None:
         self.gate = gate
-        self.seen = seen
         self.execute = execute
         self.execute_many = execute_many
         self.wakes: list[Wake] = []
@@ -166,8 +170,9 @@ class SqliteRecords(ByKind):
         self.head = Head(*head)
         #: The sequence number of the head in that row: every command that changes anything has one of its own.
         self._stored_seq = self.head.seq
-        if self.head.seq < seen:
-            # An older file came back. The short path of a decision looks at the head alone, so the head has to say so.
+        if compare(self, seen, told):
+            # An older file came back, or another one. The short path of a decision looks at the head alone, so the head has
+            # to say so.
             self.head.quiet = False
             self.dirty = True
         self.states = SqliteStates(self, resident, self.is_new)
@@ -249,7 +254,8 @@ class SqliteRecords(ByKind):
     def _packed(self) -> str:
         head, permits = self.head, self.permits
         # On every decision: `stored` where there is something to heed, and the same without two calls where not.
-        stored = (head.seq, head.now, None) if head.quiet else head.stored()
+        plain = head.quiet and not head.lost_before
+        stored = (head.seq, head.now, None, head.epoch) if plain else head.stored()
         text = encode_json((stored, self.states.resident))
         if permits is None:
             return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
@@ -261,6 +267,7 @@ class SqliteRecords(ByKind):
         self._stored_seq = seq = self.head.seq
         if self.seen < seq:
             self.seen = seq
+        self.told = self.head.epoch or self.told
         if self.touched:
             for space in self.touched:
                 space.written()

@@ -21,8 +21,9 @@ from contextlib import suppress
 from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
+from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
-from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
+from ..base import Capabilities, Listeners, Seen, checked, ignore_loss, new_session
 from .jobs import SqliteJob
 from .schema import STORE_FORMAT
 from .transactions import CONCURRENT_FOR, CONTENDED, Transactions
@@ -70,7 +71,9 @@ class SqliteStore:
         self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
+        #: Gate → its sequence number and its epoch, as this process has last seen them.
         self._seen: dict[str, int] = {}
+        self._told: dict[str, str] = {}
         self._listeners = Listeners()
         self._begin()
         register_for_fork_and_exit(self)
@@ -80,10 +83,10 @@ class SqliteStore:
     def _begin(self) -> None:
         """Make what each process has of its own: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
-        self._transactions = Transactions(self.path, self._open, self._seen)
+        self.session = new_session()
+        self._transactions = Transactions(self.path, self._open, self._seen, self._told, self.session)
         self._requests = 0
         self._listeners.clear()
-        self.session = new_session()
         self._waker = TicketWaker(self.path, self.session, self._listeners)
 
     def _open(self) -> DatabaseFile:
@@ -253,12 +256,15 @@ class SqliteStore:
         self._listeners.disown(session)
         self._waker.remove_name(session)
 
-    def saw(self, gate: str, number: int) -> int:
-        """A client has seen this sequence number of the gate; a file that is behind it was put back."""
-        known = self._seen.get(gate, 0)
-        if number > known:
-            self._seen[gate] = known = number
-        return known
+    def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+        """A client has seen this of the gate; a file that is behind it was put back, and one of another epoch made anew."""
+        known, told = self._seen.get(gate, 0), self._told.get(gate, "")
+        if number > known or (epoch and epoch != told):
+            with self._lock:
+                self._seen[gate] = known = max(known, number)
+                self._told[gate] = told = epoch or told or self.session
+                self._transactions.compare_again(gate)
+        return Seen(known, told if is_epoch(told) else "")
 
     # --- ending, and forking ----------------------------------------------------------------------------------------
 

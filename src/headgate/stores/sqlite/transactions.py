@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import suppress
 
 from ...errors import HeadgateError, StoreFormatError
+from ...kernel.head import is_another
 from ...sqlite_file import DECIDE_FOR, BusyRetry, DatabaseFile, Turn, explained, survives
 from .jobs import SqliteJob
 from .records import SWAP_HEAD, SqliteRecords
@@ -53,16 +54,24 @@ class _Busy(Exception):
 
 
 class Transactions:
-    """The transactions of one process. `open` opens the file; `seen` has the highest sequence number seen of each gate."""
+    """The transactions of one process. `open` opens the file; `seen` has the highest sequence number seen of each gate, and
+    `told` its epoch; `session` stands for that of a gate which is not among them.
+    """
 
-    def __init__(self, path: str, open: Callable[[], DatabaseFile], seen: dict[str, int]) -> None:
+    def __init__(
+        self, path: str, open: Callable[[], DatabaseFile], seen: dict[str, int], told: dict[str, str], session: str
+    ) -> None:
         self._path = path
         self._open = open
         self._seen = seen
+        self._told = told
+        self._session = session
+        #: Gate → the epoch before which its state was lost, as this process has already reported.
+        self._reported: dict[str, str] = {}
         self.file: DatabaseFile | None = None
         self._check_path_at = 0.0
         self.queue: deque[SqliteJob] = deque()
-        #: For the store, after the commit: the waiters to wake, and the gates whose state was behind `seen`.
+        #: For the store, after the commit: the waiters to wake, and the gates whose state was lost.
         self.wakes: deque[Wake] = deque()
         self.lost: set[str] = set()
         #: Above 0 while transactions decide several jobs each.
@@ -304,12 +313,21 @@ class Transactions:
                 del self._gates[records.gate]  # a command that only reads has tidied up in the cached records
 
     def _load(self, file: DatabaseFile, gate: str) -> SqliteRecords:
-        seen = self._seen.get(gate, 0)
-        records = SqliteRecords(gate, seen, file.execute, file.execute_many)
-        if records.head.seq < seen:
-            self.lost.add(gate)
+        told = self._told.get(gate, self._session)
+        records = SqliteRecords(gate, self._seen.get(gate, 0), told, file.execute, file.execute_many)
+        if records.head.seq < records.seen:
+            epoch = records.head.epoch
+            # Clients of a guard come with an old epoch one after the other.
+            if not is_another(epoch, told) or self._reported.get(gate) != epoch:
+                self.lost.add(gate)
+            if is_another(epoch, told):
+                self._reported[gate] = epoch
         self._gates[gate] = records
         return records
+
+    def compare_again(self, gate: str) -> None:
+        """Another process was told what this one was not: read the gate anew before its next decision."""
+        self._gates.pop(gate, None)
 
     def _committed(self, records: SqliteRecords) -> None:
         """Take over what a transaction has committed."""
@@ -319,6 +337,7 @@ class Transactions:
             if records.changed:
                 records.written()
                 self._seen[records.gate] = records.seen
+                self._told[records.gate] = records.told
             if records.wakes:
                 self.wakes.extend(records.wakes)
                 records.wakes.clear()

@@ -273,7 +273,7 @@ end
 
 -- A call begins: nothing is cached yet.
 function begin_records()
-  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, torn = false, states_there = nil,
+  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, noticed_before = false, told = '', torn = false, states_there = nil,
     head = false}
   gate, used = kept[TAG], {}
   if gate then
