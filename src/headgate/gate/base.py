@@ -65,10 +65,6 @@ def widened(limits: Iterable[Limit], spread_us: int) -> Iterable[Limit]:
     return [limit.widened(spread_us) if isinstance(limit, Limit) else limit for limit in limits]
 
 
-def _tell_of_loss(gate: str) -> None:
-    emit("state_lost", gate)
-
-
 #: Terms from their parts: naming them takes longer.
 _new = tuple.__new__
 
@@ -115,11 +111,11 @@ class BaseGate(PolicyFollower, Inspection):
         if max_delay is not None and waiting != "promise":
             raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
         self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
-        self._store.on_loss = _tell_of_loss
         #: A store whose state is in this process, which may be called without a command object.
         self._here: InProcess | None = self._store if can.in_process else None  # type: ignore[assignment]
         self._call = None if self._here is None else self._here.caller(name)
         self._keeper = keeper_of(self._store)
+        self._store.on_loss = self._keeper.state_lost
         self._prepare()
         self._on_error = OnStoreError(name, on_store_error)
         #: The same for all gates of this name on this store.

@@ -46,6 +46,36 @@ def test_live_holders_register_again_by_renewing(server: Server, stores: Any) ->
     assert permit.release() is True
 
 
+def test_a_server_that_others_have_filled_again_is_noticed(server: Server, stores: Any, events: list[Event]) -> None:
+    gate, fresh = (gate_of(stores(server.url)) for _ in range(2))
+    permit = gate.acquire(holder="me")
+    server.kill()
+    server.start()
+    until(lambda: answers(fresh))
+    for _ in range(40):  # far more than the process that holds a slot has seen
+        fresh.acquire().release()
+    assert "state_lost" not in kinds(events)
+    permit.renew()
+    assert kinds(events).count("state_lost") == 1
+    assert "me" in [holder.holder for holder in fresh.holders()]
+    assert permit.release() is True
+
+
+def test_a_long_lease_is_registered_again_as_soon_as_its_process_notices_a_loss(server: Server, stores: Any) -> None:
+    gate, fresh = (gate_of(stores(server.url)) for _ in range(2))
+    permit = gate.acquire(holder="me")  # for an hour: it is due for renewal in twenty minutes
+    server.kill()
+    server.start()
+    until(lambda: answers(fresh))
+    for _ in range(40):
+        fresh.acquire().release()
+    gate.usage()
+    assert "me" not in [holder.holder for holder in fresh.holders()], "a process that only looks notices nothing"
+    gate.try_acquire()
+    until(lambda: "me" in [holder.holder for holder in fresh.holders()])
+    assert permit.release() is True
+
+
 def test_a_server_that_comes_back_with_its_data_has_lost_nothing(stores: Any, events: list[Event]) -> None:
     with new("--appendonly", "yes", "--appendfsync", "always") as server:
         gate = gate_of(stores(server.url + PATIENT))

@@ -81,7 +81,7 @@ def _lose(now: int, records: Records) -> None:
         head.epoch = new_epoch(now, head.seq, records.told)
         head.lost_before = now
     elif not head.lost_before:
-        head.lost_before = began_at(head.epoch) + 1
+        head.lost_before = began_at(head.epoch)
     else:
         return
     records.drop("assumed")

@@ -70,15 +70,6 @@ class LossTests(StoreHarness):
             assert self.count(fresh) == 2, "of three slots one is held"
             assert held.release()
 
-    def test_new_state_is_noticed_in_the_same_moment(self) -> None:
-        gate = Gate("suite", self.LIMITS, store=self.store)
-        [held] = self.take(gate)
-        with self.processes(1) as [fresh]:
-            self.lose_state(self.store, gate.name)
-            self.grow(fresh)
-            held.renew()
-            assert not held.lost
-
     def test_rates_come_back_in_proportion_however_far_new_state_has_grown(self) -> None:
         gate = self.gate(Window(100, per="10s", slack=0, name="rate"))
         self.take(gate, 3)

@@ -116,7 +116,7 @@ function begin(now)
     else
       lose(now)
       if another and not torn then
-        head.lost_before = tonumber(head.epoch:match('^%d+')) + 1
+        head.lost_before = tonumber(head.epoch:match('^%d+'))
       elseif behind or head.epoch == '' then
         head.epoch = new_epoch(now, head.seq, records.told)
       end
