@@ -80,8 +80,6 @@ class Two:
     def __init__(self, limits: list[Any]) -> None:
         self.clock = FakeClock()
         self.stores = (MemoryStore(clock=self.clock), LongWay(clock=self.clock))
-        for store in self.stores:
-            store.session = "one"  # an epoch is named after it
         self.gates = [Gate("g", limits, store=store) for store in self.stores]
         self.limits = limits
         self.keyed = any(limit.by for limit in limits)

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     #: paused, reason, overrides, tickets, lost
     Heeded = tuple[int, str, int, int, int]
-    #: seq, now, what there is to heed (or None), epoch, and `lost_before` where it is not 0: as a store keeps it. Earlier
-    #: versions wrote the first three.
-    StoredHead = tuple[int, int, Heeded | None, str] | tuple[int, int, Heeded | None, str, int]
+    #: seq, now, and what there is to heed, or None: as a store keeps it
+    StoredHead = tuple[int, int, Heeded | None]
 
 
 class Head:
@@ -87,12 +86,15 @@ class Head:
         return None if self.quiet else (self.paused, self.reason, self.overrides, self.tickets, self.lost)
 
     def stored(self) -> StoredHead:
-        """As a store keeps it; `Head(*stored)` makes it again."""
-        stored = self.seq, self.now, self.heeded(), self.epoch
-        return (*stored, self.lost_before) if self.lost_before else stored
+        """As a store keeps it; `Head(*stored, *stored_epoch)` makes it again."""
+        return self.seq, self.now, self.heeded()
+
+    def stored_epoch(self) -> tuple[str, int]:
+        """The epoch and `lost_before`, as a store keeps them: in a place that earlier versions pass over."""
+        return self.epoch, self.lost_before
 
     def __repr__(self) -> str:
-        return f"Head{self.stored()}"
+        return f"Head{(*self.stored(), *self.stored_epoch())}"
 
 
 def new_epoch(now: int, seq: int, told: str) -> str:

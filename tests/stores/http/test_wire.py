@@ -210,7 +210,6 @@ class Carried:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.plain, self.behind = MemoryStore(clock=self.clock), MemoryStore(clock=self.clock)
-        self.plain.session = self.behind.session = "one"  # an epoch is named after it
         self.told: tuple[list[Any], list[Any]] = ([], [])
         self._server = StoreServer({}, self.behind)
         self._loop = asyncio.new_event_loop()

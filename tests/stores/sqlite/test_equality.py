@@ -91,7 +91,7 @@ class Both:
         found: dict[str, Any] = {}
         for gate, records in self.memory._gates.items():
             if records.head.seq or records.states:
-                found[gate] = without_session(records.head.stored())
+                found[gate] = plain(records.head.stored())
             kinds = {"states": {"": records.states}, **records.kinds}
             for kind, spaces in kinds.items():
                 for name, space in spaces.items():
@@ -107,10 +107,10 @@ class Both:
         connection = sqlite3.connect(self.path)
         for gate, text in connection.execute("SELECT gate, value FROM heads"):
             head, states, *run = json.loads(text)
-            found[gate] = without_session(head)
+            found[gate] = plain(head)
             for state, (its_score, its_value) in states.items():
                 found[f"{gate}/states/", state] = (its_score, plain(its_value))
-            if run:
+            if run and run[0] is not None:
                 found.update(unpacked(gate, run[0]))
         for space, member, score, value in connection.execute("SELECT * FROM members"):
             value = plain(json.loads(value)) if isinstance(value, str) else value
@@ -132,12 +132,6 @@ class Both:
             space: count for space, count in counts.items() if "/#" in space
         }
         return found
-
-
-def without_session(head: Any) -> Any:
-    """A head as it is stored: the name of its epoch ends with that of a session, which each store has for itself."""
-    seq, now, heeded, epoch, *before = head
-    return plain((seq, now, heeded, epoch.rpartition(".")[0], *before))
 
 
 def unpacked(gate: str, packed: Any) -> dict[Any, Any]:

@@ -83,6 +83,7 @@ def _lose(now: int, records: Records) -> None:
     elif not head.lost_before:
         head.lost_before = began_at(head.epoch)
     else:
+        head.amend()  # another process has noticed it before, and nothing more is to be heeded
         return
     records.drop("assumed")
     head.amend(lost=now)

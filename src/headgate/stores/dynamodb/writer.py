@@ -401,7 +401,7 @@ class GateWriter:
             self._uncontended = 0
         self.seen = max(self.seen, result.records.head.seq)
         if self.told == result.records.told:  # else another process's was noted meanwhile, and is to be compared first
-            self.told = result.records.head.epoch
+            self.told = result.records.head.epoch or self.told
         self._expires_at_s = result.ttl
         self._answer(result)
 

@@ -129,6 +129,8 @@ class SqliteRecords(ByKind):
 
     __slots__ = (
         *(
+            "_epoch",
+            "_epoch_text",
             "_row",
             "_stored_seq",
             "_text",
@@ -166,8 +168,12 @@ class SqliteRecords(ByKind):
         self._row: int | None
         self._text: str
         self._row, self._text = (None, "") if row is None else row
-        head, resident, *run = ((), {}) if row is None else decode(self._text)
-        self.head = Head(*head)
+        head, resident, *more = ((), {}) if row is None else decode(self._text)
+        epoch: Any = more[1] if len(more) > 1 else ()
+        self.head = Head(*head, *epoch)
+        #: The epoch as it was last written, and its text.
+        self._epoch: tuple[str, int] = ("", 0)
+        self._epoch_text = ""
         #: The sequence number of the head in that row: every command that changes anything has one of its own.
         self._stored_seq = self.head.seq
         if compare(self, seen, told):
@@ -178,7 +184,7 @@ class SqliteRecords(ByKind):
         self.states = SqliteStates(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: SqliteSpaces(self, kind))
         #: The latest permits, packed as they were in the row; and all of them, once a command has used them.
-        self.run: Any = run[0] if run else None
+        self.run: Any = more[0] if more else None
         self.permits: Permits | None = None
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
@@ -254,13 +260,16 @@ class SqliteRecords(ByKind):
     def _packed(self) -> str:
         head, permits = self.head, self.permits
         # On every decision: `stored` where there is something to heed, and the same without two calls where not.
-        plain = head.quiet and not head.lost_before
-        stored = (head.seq, head.now, None, head.epoch) if plain else head.stored()
+        stored = (head.seq, head.now, None) if head.quiet else head.stored()
         text = encode_json((stored, self.states.resident))
         if permits is None:
-            return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
-        run = permits.run
-        return text if run is None else f"{text[:-1]},{run.text()}]"
+            run = "null" if self.run is None else encode_json(self.run)
+        else:
+            run = "null" if permits.run is None else permits.run.text()
+        if self._epoch[0] is not head.epoch or self._epoch[1] != head.lost_before:
+            self._epoch = head.stored_epoch()
+            self._epoch_text = encode_json(self._epoch)
+        return f"{text[:-1]},{run},{self._epoch_text}]" if head.epoch else f"{text[:-1]},{run}]"
 
     def written(self) -> None:
         """The transaction is committed."""

@@ -113,6 +113,7 @@ class LossTests(StoreHarness):
         gate = Gate("suite", self.LIMITS, store=self.store)
         self.grow(gate)
         [held] = self.take(gate)
+        self.clock.advance("1s")
         with self.processes(1) as [fresh]:
             self.lose_state(self.store, gate.name)
             [young] = self.take(fresh)
