@@ -63,7 +63,7 @@ class GuardThreadSender:
 
     def get(self, path: str) -> bytes:
         """The body of what the guard answers to a GET. Raises StoreUnavailable."""
-        request = GuardRequest(self._endpoint, self._seen, [], self._on_policy)
+        request = GuardRequest(self._endpoint, self._known, [], self._on_policy)
         end = monotonic() + self._endpoint.timeout
         while True:
             connection: HttpConnection | None = None
