@@ -82,7 +82,7 @@ def test_what_init_writes_loads_and_its_gate_grants(tmp_path: Path, preset: str 
     printed = done("init", *(["--preset", preset] if preset else []))
     chosen = PRESETS[preset] if preset else DEFAULT
     spec = config_file.load()[chosen.gate]
-    assert spec.store == "sqlite:///headgate.db"
+    assert spec.store == f"sqlite:///{tmp_path}/headgate.db"
     # The line that init shows as the next step works as it stands.
     shown = re.search(r"next: headgate (acquire .*) -- curl", printed)
     assert shown is not None

@@ -13,10 +13,11 @@ import headgate
 from headgate import duration
 from headgate.config import file as config_file
 from headgate.gate.gates import Gates
+from headgate.stores.base import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from headgate import AsyncGate, Gate
@@ -144,6 +145,16 @@ class FileGates(Gates):
             raise
         except headgate.InvalidInput as error:
             raise headgate.ConfigError(str(error), file=self.config.path, path=f"gates.{name}") from error
+
+
+def path_of(config: config_file.Config) -> str:
+    """The configuration file, as another directory would have to name it."""
+    return os.path.abspath(config.path or "")
+
+
+def stores_of(gates: Gates, names: Iterable[str] | None = None) -> str:
+    """The stores of these gates for people to read, with absolute paths."""
+    return ", ".join(sorted({shown(gates.config[name].store) for name in names or gates}))
 
 
 def find_gate(context: click.Context, name: str) -> Gate:

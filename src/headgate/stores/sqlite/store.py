@@ -23,6 +23,7 @@ from random import random
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
+from .. import absolute, url_of
 from ..base import Capabilities, Listeners, Seen, checked, ignore_loss, new_session
 from .jobs import SqliteJob
 from .schema import STORE_FORMAT
@@ -67,7 +68,7 @@ class SqliteStore:
             raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
         #: The file, absolute.
         self.path = os.path.abspath(path)
-        self.url = f"sqlite:///{self.path}" if url is None else url
+        self.url = url_of("sqlite", self.path) if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
@@ -292,15 +293,18 @@ class SqliteStore:
 
 
 def open_url(url: str) -> SqliteStore:
-    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?synchronous=normal|full|off`."""
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?synchronous=normal|full|off`.
+
+    A relative path starts at the working directory; in a configuration file it was made absolute before.
+    """
     from urllib.parse import parse_qsl, unquote
 
     rest, _, query = url.removeprefix("sqlite://").partition("?")
     path = unquote(rest.removeprefix("/"))
     if not rest.startswith("/") or not path or path.endswith("/") or "\0" in path:
         raise InvalidInput(
-            f"{url!r} names no file; write sqlite:///gates.db for one in the working directory, "
-            f"or sqlite:////var/lib/gates.db (with four slashes) for an absolute path"
+            f"{url!r} names no file; write sqlite:///gates.db for one beside the configuration (in code: in the "
+            f"working directory), or sqlite:////var/lib/gates.db (with four slashes) for an absolute path"
         )
     if path == ":memory:":
         raise InvalidInput(f"{url!r}: use memory:// for state that is gone with the process")
@@ -310,4 +314,4 @@ def open_url(url: str) -> SqliteStore:
             raise InvalidInput(
                 f"{url!r}: {name}={synchronous} is not known; a SQLite store takes synchronous={'|'.join(SYNCHRONOUS)}"
             )
-    return SqliteStore(path, synchronous=synchronous, url=url)
+    return SqliteStore(path, synchronous=synchronous, url=absolute(url))
