@@ -31,6 +31,11 @@ KINDS: dict[str, tuple[str, str]] = {
     "state_lost": ("error", "gate {gate}: the store has lost state; rates come back slowly, holders register again"),
     "adapted": ("info", "gate {gate}: an adaptive limit moved after {outcome}"),
     "limits_differ": ("warning", "gate {gate}: the guard's limits count, and they are others than here: {differences}"),
+    "unshared": (
+        "warning",
+        "gate {gate}: its limits are in the memory of this process alone, and {why}: where several such processes run, "
+        'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
+    ),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:g}, by its source"),
 }
 

@@ -21,6 +21,7 @@ from .keeper import keeper_of
 from .outage import OnStoreError
 from .permit import NOT_LEASED, UNTRACKED, Terms, hand_out
 from .prepared import numbers, places, prepare_ask
+from .workers import tell_if_unshared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class BaseGate(PolicyFollower, Inspection):
         if self._sources and not can.has_policies:  # there the guard's values count
             self._refresh()
             self._keeper.refresh(self._refresh)
+        tell_if_unshared(self._store, name)
 
     # --- hooks for faces -----------------------------------------------------------------------------------------
 
