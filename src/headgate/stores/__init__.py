@@ -18,6 +18,7 @@ SCHEMES: dict[str, tuple[str, str, str | None]] = {
     "redis": ("headgate.stores.redis", "open_url", "redis"),
     "rediss": ("headgate.stores.redis", "open_url", "redis"),
     "redis+cluster": ("headgate.stores.redis", "open_url", "redis"),
+    "redis+sentinel": ("headgate.stores.redis", "open_url", "redis"),
     "unix": ("headgate.stores.redis", "open_url", "redis"),
     "dynamodb": ("headgate.stores.dynamodb", "open_url", "aws"),
     "http": ("headgate.stores.http", "open_url", None),

@@ -11,7 +11,7 @@ local format, find, floor, ceil, max, min = string.format, string.find, math.flo
 local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
 -- For how long an id is known after its end; after how many sequence numbers expired records are reaped.
 local REMEMBER, REAP_EVERY = 60 * SECOND, 256
--- hg:{<gate>}
+-- hg:{<gate>}, after the prefix if there is one
 local TAG
 
 -- records/
