@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
     from types import TracebackType
-    from typing import Any
+    from typing import Any, Self
 
     from ..kernel.commands import Command
     from ..kernel.flows import Flow, Undo
@@ -337,6 +337,8 @@ class AsyncGate(BaseGate):
         tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
         self._store.listen(ticket, tell)
         self._keeper.attend(self.name, ticket, tell)
+        if self.closed:  # perhaps just now, after the reply that makes it wait
+            tell(flows.CLOSED)
         return mailbox
 
     def _gone(self, ticket: str) -> Callable[[], None]:
@@ -370,6 +372,19 @@ class AsyncGate(BaseGate):
             if not isinstance(error, HeadgateError) and ends(command):
                 keeper_of(permit._store).later(command)
             raise
+
+    async def aclose(self) -> None:
+        """Let go of the gate; see `Gate.close`. Connections of an event loop are closed in its next turns."""
+        import asyncio
+
+        await asyncio.to_thread(self._keeper.close_gate, self)
+        await asyncio.sleep(0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
     # --- looking and changing ------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class BaseGate(PolicyFollower, Inspection):
     """What both gates are made of, and everything that does not wait."""
 
     _permit: type[BasePermit]
+    #: It still asks the store, but an ask that would have to wait in line is denied.
+    closed = False
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class BaseGate(PolicyFollower, Inspection):
         if self._sources and not can.has_policies:  # there the guard's values count
             self._refresh()
             self._keeper.refresh(self._refresh)
+        self._keeper.add_gate(self)
         tell_if_unshared(self._store, name)
 
     # --- hooks for faces -----------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from ..errors import HeadgateError
 from ..events import emit
 from ..kernel.commands import Cancel, Renew
-from ..kernel.flows import SENT_AWAY
+from ..kernel.flows import CLOSED, SENT_AWAY
 from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
 from .outage import outages_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Command
     from ..stores.base import Store
+    from .base import BaseGate
     from .permit import BasePermit
 
 #: How often a process with waiters is heard of: this many seconds per process in line, so that a gate hears somebody
@@ -46,6 +47,9 @@ LATER = 0.25
 #: Seconds after which an ask that may have been on its way is undone once more.
 TWICE_AFTER = 2.0
 
+#: Seconds that waiters are given to leave the line when their gate is closed.
+LEAVING = 1.0
+
 #: How many commands that had to wait go to the store together.
 AT_ONCE = 128
 
@@ -57,6 +61,8 @@ class Keeper:
         self.store = store
         #: Whether the store is away, by gate.
         self.outages = outages_of(store)
+        #: The gates on this store that were not closed; one that is dropped need not be.
+        self._gates: weakref.WeakSet[BaseGate] = weakref.WeakSet()
         self._begin()
         at_fork.add(self)
 
@@ -93,6 +99,36 @@ class Keeper:
 
     # --- what others call ---------------------------------------------------------------------------------------
 
+    def add_gate(self, gate: BaseGate) -> None:
+        self._gates.add(gate)
+
+    def close_gate(self, gate: BaseGate) -> None:
+        """Close a gate, and its store after the last one. Blocks the thread for a few round trips, or until the store has
+        failed to answer.
+
+        What the store was still to be told is told. With the last gate of its name its waiters are denied, and leases that
+        are still held are renewed no longer.
+        """
+        gate.closed = True
+        self._gates.discard(gate)
+        self._refresh.pop(id(gate), None)
+        name = gate.name
+        if not any(other.name == name for other in self._gates):
+            for ticket in list(self._tickets.get(name, ())):
+                self.send_away(name, ticket, CLOSED)
+            for found in [*self.young.values(), *(permit() for permit, _ in list(self.live.values()))]:
+                if found is not None and found.gate_name == name:
+                    self.unwatch(found.id)
+            end = monotonic() + LEAVING
+            while self._tickets.get(name) and monotonic() < end:  # each waiter cancels its ticket itself
+                sleep(0.005)
+        left, self._later = [command for _, command in self._later], []
+        for at in range(0, len(left), AT_ONCE):
+            with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
+                self._execute(left[at : at + AT_ONCE])
+        if not self._gates:
+            self.store.close()
+
     def watch(self, permit: BasePermit, length: int) -> None:
         """Renew this permit's lease (of `length` microseconds) until it ends."""
         self.young[permit.id] = permit
@@ -118,11 +154,11 @@ class Keeper:
         if mine is not None:
             mine.pop(ticket, None)
 
-    def send_away(self, gate: str, ticket: str) -> bool:
+    def send_away(self, gate: str, ticket: str, told: int = SENT_AWAY) -> bool:
         """Have the waiter of a ticket go without giving up its place: it comes again, perhaps to another process."""
         listener = self._tickets.get(gate, {}).get(ticket)
         if listener is not None:
-            listener(SENT_AWAY)
+            listener(told)
         return listener is not None
 
     def later(self, command: Command, after: float = 0.0) -> None:
@@ -241,9 +277,11 @@ class Keeper:
     def _tick(self, now: float) -> None:
         for key, due in list(self._refresh_at.items()):
             if due <= now:
-                read = self._refresh[key]()
+                found = self._refresh.get(key)
+                read = None if found is None else found()
                 if read is None:
-                    del self._refresh[key], self._refresh_at[key]
+                    self._refresh.pop(key, None)
+                    self._refresh_at.pop(key, None)
                 else:
                     self._refresh_at[key] = now + read()
         while due_now := [entry for entry in self._later if entry[0] <= now][:AT_ONCE]:

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from queue import SimpleQueue
-    from typing import Any
+    from typing import Any, Self
 
     from ..kernel.commands import Command
     from ..kernel.flows import Flow
@@ -248,6 +248,8 @@ class Gate(BaseGate):
         mailbox: SimpleQueue[int | None] = SimpleQueue()
         self._store.listen(ticket, mailbox.put)
         self._keeper.attend(self.name, ticket, mailbox.put)
+        if self.closed:  # perhaps just now, after the reply that makes it wait
+            mailbox.put(flows.CLOSED)
         return mailbox
 
     def _run(self, command: Command) -> Any:
@@ -271,6 +273,20 @@ class Gate(BaseGate):
             if self._can.remote and not isinstance(error, HeadgateError) and ends(command):
                 keeper_of(permit._store).later(command)
             raise
+
+    def close(self) -> None:
+        """Let go of the gate: tell the store what it was still to be told, and close its connections with the last gate.
+
+        Waiters are denied. A permit that is still held is renewed no longer, so release it before. State stays in the
+        store. A gate that is asked after it was closed connects again, and never waits in line.
+        """
+        self._keeper.close_gate(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --- looking and changing ------------------------------------------------------------------------------------
 
