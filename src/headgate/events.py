@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "gate {gate}: its limits are in the memory of this process alone, and {why}: where several such processes run, "
         'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
     ),
-    "value_changed": ("info", "gate {gate}: limit {limit} is now {value:g}, by its source"),
+    "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
 }
 
 

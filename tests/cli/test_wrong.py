@@ -38,7 +38,6 @@ WRONG = [
     (["acquire", "adobe", "--timeout", "-1", "--", "true"], 2, "negative"),
     (["acquire", "adobe", "--cost", "-1", "--", "true"], 2, "above nought"),
     (["acquire", "adobe", "--lease", "1ms", "--", "true"], 2, "10 ms"),
-    (["acquire", "adobe", "--holder", "\n", "--", "true"], 2, "holder"),
     (["acquire", "units", "--cost", "pu=1", "--lease", "1m", "--", "true"], 2, "nothing to lease"),
     (["acquire", "orgs", "--key", "team=a", "--", "true"], 2, "team"),
     (["acquire", "adobe", "--cost", "4", "--", "true"], 75, "rpm"),

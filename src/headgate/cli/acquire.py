@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headgate import Gate, Permit
     from headgate.events import Event
+    from headgate.kernel.model import OutcomeName
 
 #: Signals that end a wait, and are forwarded to the program once it runs.
 FORWARDED = (
@@ -100,7 +101,7 @@ def run_under(gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: 
     id = f"run-{os.urandom(6).hex()}"
     permit: Permit | None = None
     refused = False
-    outcome = "unsent"
+    outcome: OutcomeName = "unsent"
     with warnings_on_stderr(), Signals() as signals:
         try:
             with waiting(gate.name):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import duration
-from ..errors import ConfigError, InvalidInput, UnknownGate
+from ..errors import ConfigError, InvalidInput, UnknownGate, figure
 from .serve import Serve, read_serve
 from .toml_table import Table, did_you_mean, listed, read_text, type_of
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..kernel.limits import Limit
+    from ..kernel.model import Waiting
     from .sources import Refresher
 
 ENVIRONMENT: dict[str, str] = {
@@ -77,7 +78,7 @@ class GateSpec:
     #: None at all: those of its guard.
     limits: tuple[Limit, ...]
     store: str = field(default=DEFAULT_STORE, repr=False)  # it may hold a password
-    waiting: str = "line"
+    waiting: Waiting = "line"
     priorities: dict[str, float] | None = None
     on_store_error: str = "closed"
     max_delay: str | float | None = None
@@ -247,7 +248,7 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
                     key=key,
                 )
         return GateSpec(name=name, limits=(), store=url, on_store_error=_on_store_error(table))
-    waiting = table.choice("waiting", WAITING, "line")
+    waiting: Any = table.choice("waiting", WAITING, "line")
     limits, sources = _limits(table, name)
     for index, limit in enumerate(limits):
         if waiting == "promise" and limit.leased:
@@ -408,7 +409,7 @@ def _priorities(gate: Table) -> dict[str, float] | None:
             )
         if share > above:
             raise table.refuse(
-                f"the share {share:g} is larger than that of the class above it ({above:g})",
+                f"the share {figure(share)} is larger than that of the class above it ({figure(above)})",
                 f"put the highest class first, and give each at most the share of the one above: {example}",
                 key=name,
             )

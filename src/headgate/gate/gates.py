@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..config.file import Config
+    from ..kernel.model import OnStoreErrorMode
     from ..stores.base import PolicySource, Store
 
 
@@ -57,7 +58,7 @@ class GuardGates(MadeGates):
     Their limits are the guard's, and follow its changes. `on_store_error` says what each does while the guard is away.
     """
 
-    def __init__(self, store: Store, on_store_error: str = "closed") -> None:
+    def __init__(self, store: Store, on_store_error: OnStoreErrorMode = "closed") -> None:
         if not store.capabilities.has_policies:
             raise InvalidInput(
                 f"{shown(store.url)} is no guard, and knows no limits: connect to http://… or https://…, or give a Gate "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Command
     from ..kernel.flows import Flow
-    from ..kernel.model import Explanation, Holder, Override, Usage, Waiter
+    from ..kernel.model import Explanation, Holder, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
@@ -307,7 +307,7 @@ class Gate(BaseGate):
         return self._explanation_of(self._run(self._question(cost, key, priority)))
 
     def release(
-        self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+        self, permit_id: str, outcome: OutcomeName = "ok", retry_after: float | None = None, cost: Cost | None = None
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
         command = self._release_of(permit_id, outcome, retry_after, cost)

@@ -9,7 +9,7 @@ It is a little over 500 lines because policy, template and plan are one thing at
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, figure
 from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .limits.base import Lease, Taker
+    from .model import Waiting
     from .records import Records
 
     Asks = Callable[[Records, int, str, float, float, int], int]
@@ -280,7 +281,7 @@ class Policy:
         name: str,
         limits: Iterable[Limit],
         *,
-        waiting: str = "line",
+        waiting: Waiting = "line",
         priorities: Mapping[str, float] | None = None,
         patience: int = PATIENCE,
         claim: int = CLAIM,
@@ -332,7 +333,7 @@ class Policy:
             check_name(f"{where}: priority", name)
             if positive(f"{where}: the share of priority {name!r}", share) > share_above:
                 raise InvalidInput(
-                    f"{where}: the share of priority {name!r} ({share:g}) is above "
+                    f"{where}: the share of priority {name!r} ({figure(share)}) is above "
                     f"{'the whole' if share_above == 1.0 else 'that of the class before it'}; name classes from the "
                     f"highest to the lowest, with shares that do not grow"
                 )
@@ -340,8 +341,8 @@ class Policy:
             for limit in self.limits:
                 if limit.leased and limit.limit * share + DUST < 1.0:
                     raise InvalidInput(
-                        f"{where}: a share of {share:g} of the {limit.limit:g} slots of {limit.name!r} is less than one "
-                        f"slot, so priority {name!r} could never go; raise the limit or the share"
+                        f"{where}: a share of {figure(share)} of the {figure(limit.limit)} slots of {limit.name!r} is less "
+                        f"than one slot, so priority {name!r} could never go; raise the limit or the share"
                     )
 
     @property

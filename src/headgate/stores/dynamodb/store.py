@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from ... import duration
 from ...aws import ResultUnknown, Throttled
-from ...errors import InvalidInput, StoreUnavailable
+from ...errors import InvalidInput, StoreUnavailable, figure
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
 from .batch import Submission
@@ -218,7 +218,7 @@ class DynamoStore:
             while clock.width() > self.spread_us:
                 if time.monotonic() > end:
                     raise StoreUnavailable(
-                        f"{self.table.place}: the time is not known to within {self.spread_us / SECOND:g} s, since "
+                        f"{self.table.place}: the time is not known to within {figure(self.spread_us / SECOND)} s, since "
                         f"answers take too long; allow for more with ?spread=0.5, which windows then count longer"
                     )
                 begun = time.monotonic()
