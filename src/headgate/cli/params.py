@@ -17,7 +17,7 @@ from headgate.stores.base import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from headgate import AsyncGate, Gate
@@ -96,6 +96,44 @@ def _mapped(context: click.Context, param: click.Parameter, pairs: Any) -> Any:
     return dict(pairs) or None
 
 
+def _known(context: click.Context) -> Mapping[str, Any]:
+    """The gates of the configuration, for completion: none where it cannot be read."""
+    file = context.find_root().params.get("config") or os.environ.get("HEADGATE_CONFIG") or "headgate.toml"
+    try:
+        return dict(config_file.load(file))
+    except headgate.HeadgateError:
+        return {}
+
+
+def _typed(context: click.Context, known: Mapping[str, Any]) -> Any:
+    """The gate that stands before what is completed; None where there is none yet.
+
+    Where an option lacks its value, which is what is completed then, click has not read the arguments before it.
+    """
+    words = [context.params.get("gate") or "", *os.environ.get("COMP_WORDS", "").split()]
+    return next((known[word] for word in words if word in known), None)
+
+
+def complete_gate(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    return [name for name in _known(context) if name.startswith(begun)]
+
+
+def complete_limit(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """The limits of the gate that stands before, or of all."""
+    known = _known(context)
+    gate = _typed(context, known)
+    named = list(known.values()) if gate is None else [gate]
+    return sorted({limit.name for gate in named for limit in gate.limits if limit.name.startswith(begun)})
+
+
+def complete_priority(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    gate = _typed(context, _known(context))
+    return [name for name in (gate.priorities or ()) if name.startswith(begun)] if gate is not None else []
+
+
+gate_argument: Decorator = click.argument("gate", shell_complete=complete_gate)
+optional_gate_argument: Decorator = click.argument("gate", required=False, shell_complete=complete_gate)
+limit_argument: Decorator = click.argument("limit", shell_complete=complete_limit)
 cost_option: Decorator = click.option(
     "--cost",
     multiple=True,
@@ -113,7 +151,10 @@ key_option: Decorator = click.option(
     help="Who asks, for limits that are kept by a key; once per key.",
 )
 priority_option: Decorator = click.option(
-    "--priority", metavar="CLASS", help="The priority class. Default: the highest."
+    "--priority",
+    metavar="CLASS",
+    help="The priority class. Default: the highest.",
+    shell_complete=complete_priority,
 )
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

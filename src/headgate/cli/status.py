@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @params.key_option
 @params.json_option
 @click.pass_context

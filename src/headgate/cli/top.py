@@ -33,7 +33,7 @@ PAST = 60
 
 
 @click.command()
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @click.option("--every", default="1s", type=params.Duration(), show_default=True, help="How often to look.")
 @click.pass_context
 def top(context: click.Context, gate: str | None, every: str | float) -> None:

@@ -463,8 +463,13 @@ class Policy:
                 value = check_key(f"gate {self.name!r}: key {by!r}", value)
             checked[by] = value
         if len(checked) != len(self.keys) or len(key) != len(checked):
-            wanted = ", ".join(repr(by) for by in self.keys) or "none"
-            raise InvalidInput(f"gate {self.name!r} has limits by {wanted}; the ask's key names {list(key)!r}")
+            if not self.keys:
+                raise InvalidInput(f"gate {self.name!r} has no limits by a key; the ask's key names {list(key)!r}")
+            wanted = ", ".join(repr(by) for by in self.keys)
+            given = f"the ask's key names {list(key)!r}" if key else "the ask has no key"
+            raise InvalidInput(
+                f"gate {self.name!r} has limits by {wanted}, and {given}; name each, as in key={{{self.keys[0]!r}: 'acme'}}"
+            )
         return checked
 
     def member(self, name: str, key: Mapping[str, str] | None) -> str:

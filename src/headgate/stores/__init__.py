@@ -64,7 +64,9 @@ def open_store(url: str) -> Store:
             except ImportError as error:
                 if extra is None:
                     raise
-                raise InvalidInput(f"{scheme}:// needs a driver: pip install 'headgate[{extra}]' ({error})") from error
+                from ..extras import how_to_install
+
+                raise InvalidInput(f"{scheme}:// needs a driver: {how_to_install(extra)} ({error})") from error
             store = _open[url] = opener(url)
         return store
 
