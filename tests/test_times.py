@@ -48,6 +48,7 @@ AMOUNTS = {
     "burst",
     "status",
     "v",
+    "changes",
     "counts",
     "changes",
     "minutes",

@@ -56,7 +56,9 @@ class _Acquiring:
     _awaited: bool
 
     def __del__(self) -> None:
-        if not hasattr(self, "_awaited"):
+        try:
+            self._awaited  # noqa: B018  looking is all that most of them can afford
+        except AttributeError:
             from warnings import warn
 
             told = f"acquire() of AsyncGate {self._gate.name!r} was never awaited, so no permit was taken: write "
