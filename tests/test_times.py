@@ -50,7 +50,6 @@ AMOUNTS = {
     "v",
     "changes",
     "counts",
-    "changes",
     "minutes",
     "history",
     "done",
