@@ -13,6 +13,7 @@ import weakref
 from contextlib import suppress
 from time import monotonic, sleep
 
+from ..background import is_ending, start_daemon
 from ..errors import HeadgateError
 from ..events import emit
 from ..kernel.commands import Cancel, Renew
@@ -94,7 +95,8 @@ class Keeper:
         self._failures = 0
         self.parked = True
         self._bell = threading.Event()
-        self._starting = threading.Lock()
+        #: It knows its owner: see `ring`.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # --- what others call ---------------------------------------------------------------------------------------
@@ -204,11 +206,14 @@ class Keeper:
             self.ring()
 
     def ring(self) -> None:
+        if is_ending() or self._starting._is_owned():  # type: ignore[attr-defined]
+            # The process ends: what it holds runs out by itself. Or a coroutine was collected while this very thread
+            # starts the keeper's, which finds what it left.
+            return
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="headgate-keeper", daemon=True)
                 self.parked = False
-                self._thread.start()
+                self._thread = start_daemon("headgate-keeper", self._run)
         self._bell.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------

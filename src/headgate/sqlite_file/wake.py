@@ -12,6 +12,8 @@ import threading
 from contextlib import suppress
 from hashlib import blake2b
 
+from ..background import is_ending, start_daemon
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +80,7 @@ class WakeSocket:
 
         Where there can be none (a read-only directory), waiters live by their timers.
         """
-        if self._receiver is not None:
+        if self._receiver is not None or is_ending():
             return
         with self._lock:
             if self._receiver is not None:
@@ -86,7 +88,7 @@ class WakeSocket:
             self._receiver = receiver = self._bound()
             if receiver is not None:
                 self._sweep()
-                threading.Thread(target=self._run, args=(receiver,), name="headgate-wake", daemon=True).start()
+                start_daemon("headgate-wake", self._run, receiver)
 
     def _bound(self) -> socket.socket | None:
         for _ in range(3):

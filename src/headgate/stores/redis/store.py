@@ -8,6 +8,7 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...background import at_end, is_ending
 from ...errors import HeadgateError, InvalidInput
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
@@ -103,6 +104,8 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         reply = NO_REPLY
         if self._early_takes and isinstance(command, Stand):
             reply = self._early_takes.reply_to(command)
@@ -121,6 +124,8 @@ class RedisStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         self._abandoned.wait_for_asks(commands)
         if self._early_takes:
             for command in commands:
@@ -135,6 +140,8 @@ class RedisStore:
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
         """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         loop = self._loop
         if loop is None or loop.loop is not get_running_loop():
             loop = self._loop_of(get_running_loop())
@@ -173,7 +180,8 @@ class RedisStore:
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
-        self._early_takes.forget(ticket)
+        if not is_ending():
+            self._early_takes.forget(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._subscriber.listeners.adopt(session, tell)

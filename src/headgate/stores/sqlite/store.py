@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from random import random
 
+from ...background import check_free, is_ending
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
@@ -48,6 +49,9 @@ PROBE_UNCONTENDED = 8 * PROBE_EVERY
 
 #: Seconds that a task sleeps while another thread of its process has the lock.
 BRIEFLY = 0.0002
+
+#: Seconds for which the end of the process waits for a thread that is deciding.
+LONGEST_END_S = 0.5
 
 
 class SqliteStore:
@@ -96,6 +100,8 @@ class SqliteStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            check_free(self._lock, self.url)
         if command.writes and not self._lock.locked():
             # `with`, because Ctrl-C can come between an `acquire` and its `try`.
             with self._lock:
@@ -107,6 +113,8 @@ class SqliteStore:
         return checked(reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if is_ending():
+            check_free(self._lock, self.url)
         return self._run(SqliteJob(commands)) if commands else []
 
     def _run(self, job: SqliteJob) -> list[Any]:
@@ -166,10 +174,12 @@ class SqliteStore:
         When the task is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at
         the next `await` of the task.
         """
-        import asyncio
-
         if not commands:
             return []
+        if is_ending():
+            return self.execute(commands)  # nobody else runs, and nothing can be imported
+        import asyncio
+
         job, transactions = SqliteJob(commands), self._transactions
         if job.writes:
             transactions.queue.append(job)
@@ -276,6 +286,12 @@ class SqliteStore:
         with self._lock:
             self._transactions.shut()
         self._waker.close()
+
+    def end(self) -> None:
+        # A thread that hangs in the file with the lock must not keep the process: SQLite mends what is left by itself.
+        if self._lock.acquire(timeout=LONGEST_END_S):
+            self._lock.release()
+            self.close()
 
     def before_fork(self) -> None:
         self._forking = self._lock.acquire(timeout=1.0)
