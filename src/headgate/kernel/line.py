@@ -31,6 +31,7 @@ from collections import namedtuple
 from functools import lru_cache
 from operator import itemgetter
 
+from ..errors import KindChanged
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
 
@@ -529,17 +530,18 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
         if overrides:
             steps = plan.current(records)
             if plan.too_large(steps) is not None:
-                # An override has made it impossible. Its waiter asks again, and is told so.
-                records.line_state["meta"] = state._replace(turns=turns)
-                remove(records, now, ticket)
-                state = line_state(records)
+                state = _send_away(records, now, ticket, state, turns)  # an override has made it impossible
                 turns = state.turns
-                records.wakes.append(Wake(ticket.session, ticket.id))
                 continue
         member = None
         if ticket.lane:
             member = _ahead(records, steps, _order(lane, records.lanes.get(lane)[0]))
-        at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+        try:
+            at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+        except KindChanged:  # since it came: a reset, or a ticket of the other kind was called first
+            state = _send_away(records, now, ticket, state, turns)
+            turns = state.turns
+            continue
         if at <= now:
             if asker is not None and ticket.id == own:
                 taken = asker.take(records, now, steps)
@@ -571,6 +573,14 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
     clocks = CLOCKS if parked or tiers > 1 else ("calls", "sessions")
     _keep_timer(records, now, state, turns, waits, tuple(blocked), clocks)
     return taken
+
+
+def _send_away(records: Records, now: int, ticket: Ticket, state: LineState, turns: tuple[float, ...]) -> LineState:
+    """A ticket that has become impossible leaves the line. Its waiter asks again, and is told why; no other command is."""
+    records.line_state["meta"] = state._replace(turns=turns)
+    remove(records, now, ticket)
+    records.wakes.append(Wake(ticket.session, ticket.id))
+    return line_state(records)
 
 
 def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> int:

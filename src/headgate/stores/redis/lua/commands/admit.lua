@@ -37,8 +37,10 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
   if ticket.called ~= 0 then
     -- Taking a call: what was held goes, and the charge is stamped now.
     local call_ends = ticket.called
+    local steps = steps_in_force(now, plan)
+    check_kinds(steps) -- another version of the configuration may ask now than stood in line
     line.remove(now, ticket)
-    local reply = grant(now, ask, plan, steps_in_force(now, plan), now, id, holder)
+    local reply = grant(now, ask, plan, steps, now, id, holder)
     if records.head.tickets > 0 and not line.is_certain(now, plan, call_ends) then line.serve(now) end
     drop_own_wakes(id)
     return reply
@@ -128,7 +130,9 @@ function admit(now, ask, plan, id, holder)
   local at, last
   if head.paused > now then
     at = head.paused
+    check_kinds(steps)
   elseif head.tickets > 0 and line_module().is_behind(plan) then
+    check_kinds(steps)
     local state = line_module().line_state()
     at = max(now + 1, state.free_at)
     if not ask.waits then return wait_of(at, state.limit ~= '' and state.limit, head.tickets + 1, nil, now) end
@@ -146,6 +150,8 @@ function admit(now, ask, plan, id, holder)
     local asker = asker_of(now, ask, plan, id, holder)
     line.serve(now, asker)
     if asker.has_taken then return asker.reply end
+    -- Another kind was called first, under a name that had no state before.
+    if not line.find(id) then check_kinds(steps) end
   end
   return ticket_reply(now, ask, plan, id, holder, line.find(id))
 end

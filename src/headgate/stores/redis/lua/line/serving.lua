@@ -159,6 +159,19 @@ local function _keep_timer(now, waits, blocked, clocks)
   state_changed = true
 end
 
+-- A ticket that has become impossible leaves the line. Its waiter asks again, and is told why; no other command is.
+local function _send_away(now, ticket)
+  remove(now, ticket)
+  records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
+end
+
+local function any_of_another_kind(steps)
+  for index = 1, #steps do
+    if is_another_kind(steps[index]) then return true end
+  end
+  return false
+end
+
 local function _call_all(now, asker)
   local due = space('due')
   local blocked, waits, looked = {}, {}, {}
@@ -178,13 +191,13 @@ local function _call_all(now, asker)
       local ticket = find(id)
       local plan = recall(ticket.ref)
       local steps = overridden and current(plan) or plan.steps
+      local member = nil
+      if ticket.lane ~= '' then member = _ahead(steps, _order(lane, space('lanes'):get(lane)[1])) end
       if overridden and too_large(plan, steps) then
-        -- An override has made it impossible. Its waiter asks again, and is refused.
-        remove(now, ticket)
-        records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
+        _send_away(now, ticket) -- an override has made it impossible
+      elseif not member and any_of_another_kind(steps) then
+        _send_away(now, ticket) -- since it came: a reset, or a ticket of the other kind was called first
       else
-        local member = nil
-        if ticket.lane ~= '' then member = _ahead(steps, _order(lane, space('lanes'):get(lane)[1])) end
         local at, step = now + 1, nil
         if not member then at, step = blocked_by(now, steps) end
         if at <= now then
