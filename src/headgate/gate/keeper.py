@@ -86,6 +86,8 @@ class Keeper:
         self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
         #: What the store is still to be told, each from a moment on.
         self._later: list[tuple[float, Command]] = []
+        #: Gates whose lines no command has served in time.
+        self._sweeps: dict[str, None] = {}
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
         self.shortest = LONGEST
@@ -187,6 +189,12 @@ class Keeper:
     def _drop(self, entry: tuple[float, Command]) -> None:
         with suppress(ValueError):  # others add to the list meanwhile, or were faster
             self._later.remove(entry)
+
+    def sweep(self, gate: str) -> None:
+        """Have the line of a gate served soon: all that stand in it may be dead."""
+        if gate not in self._sweeps:
+            self._sweeps[gate] = None
+            self.ring()
 
     def refresh(self, read: Callable[[], float]) -> None:
         """Call a bound method now and then; it returns the seconds until the next time."""
@@ -293,6 +301,8 @@ class Keeper:
             self._execute([command for _, command in due_now])
             for entry in due_now:
                 self._drop(entry)
+        for gate in list(self._sweeps):
+            self._sweep(gate)
         lost_gates = set(self._lost_gates)
         leases = self._leases(now, lost_gates)
         beating = now >= self._next_beat
@@ -320,6 +330,18 @@ class Keeper:
         if beating:
             self._beat = min(max(sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST)
             self._next_beat = now + self._beat
+
+    def _sweep(self, gate: str) -> None:
+        """Serve a line until nothing in it is due: a serving takes so many tickets of dead processes out of it."""
+        try:
+            for _ in range(AT_ONCE):
+                [pulse] = self.store.execute([Renew(gate)])
+                if isinstance(pulse, BaseException) or pulse.timer_at > pulse.now:
+                    break
+        except HeadgateError:
+            pass  # a token that may only look, or a store that is away: the next look tells again
+        finally:
+            self._sweeps.pop(gate, None)
 
     def _execute(self, commands: list[Command]) -> list[Any]:
         replies = self.store.execute(commands)

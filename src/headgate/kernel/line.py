@@ -105,6 +105,9 @@ INSTANT = 2.0**-40
 #: Where something happens by itself at some time.
 CLOCKS = ("calls", "due", "sessions", "young")
 
+#: How many tickets of dead processes leave in one serving: a crowd of them holds up no other command for long.
+BURIED = 512
+
 #: Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
 ASLEEP, MISSED = 1, 2
 
@@ -445,12 +448,12 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
     calls = records.calls
     while calls and (first := calls.first()) is not None and first[0] <= now:
         _give_back(records, now, first[1])
-    sessions = records.sessions
-    while (first := sessions.first()) is not None and first[0] <= now:
-        for _, id in list(records.session_tickets[first[1]].scan()):
-            remove(records, now, _ticket(records, id))
-        sessions.delete(first[1])
+    done = _bury(records, now)
     state = line_state(records)
+    if not done:
+        # No ticket is called while dead ones may be among the first. The next command goes on, and the timer has one come.
+        _keep_timer(records, now, state, state.turns, [(now, "", _any_waiting(records))], ((0, 0),), ("sessions",))
+        return None
     if state.tiers > 1:
         young = records.patience
         while (first := young.first()) is not None and first[0] <= now:
@@ -465,6 +468,25 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
     if taken is not None:
         _count(records, len(records.tickets))
     return taken
+
+
+def _bury(records: Records, now: int) -> bool:
+    """Tickets of processes that were not heard of leave, so many at a time. Returns whether none of them is left."""
+    sessions, left = records.sessions, BURIED
+    while (first := sessions.first()) is not None and first[0] <= now:
+        session = first[1]
+        ids = [id for _, (_, id) in zip(range(left + 1), records.session_tickets[session].scan(), strict=False)]
+        for id in ids[:left]:
+            remove(records, now, _ticket(records, id))
+        if len(ids) > left:
+            sessions[session] = 1  # none of its tickets is to keep the timer
+            return False
+        sessions.delete(session)
+        left -= len(ids)
+        if ids:
+            # Should it live after all, it learns so; where its socket is all that is left of it, that is found and removed.
+            records.wakes.append(Wake(session, ids[-1]))
+    return True
 
 
 def _take_off(records: Records, now: int, ticket: Ticket) -> None:

@@ -76,15 +76,20 @@ class ChangeTests(StoreHarness):
         other = self.gate(Bucket(9, per="1m", name="x"), slots)
         [held] = self.take(gate)
         gate.reset("x")  # as for the new configuration, while the old one still asks
+        heard = threading.Event()
+        self.store.listen("new", lambda delay: heard.set() if delay is None else None)
+        mine = self.store.session
         assert isinstance(self.stand(gate, "old", "p1"), Wait)
-        assert isinstance(self.stand(other, "new", "p2"), Wait)
+        assert isinstance(self.stand(other, "new", mine), Wait)
         assert isinstance(self.stand(gate, "last", "p1"), Wait)
         held.release("error")
         assert isinstance(self.stand(gate, "old", "p1"), tuple)  # it was called first, so it is a window again
         assert gate.release("old")
         assert "last" in self.beat(gate, "p1", "last").called
-        assert self.beat(gate, "p2", "new").unknown == ("new",)
-        self.raises(KindChanged, lambda: self.stand(other, "new", "p2"))
+        assert heard.wait(PATIENCE), "its waiter was not woken"
+        self.store.unlisten("new")
+        assert self.beat(gate, mine, "new").unknown == ("new",)
+        self.raises(KindChanged, lambda: self.stand(other, "new", mine))
         assert isinstance(self.stand(gate, "last", "p1"), tuple)
         assert gate.usage().waiting == 0
 

@@ -44,9 +44,9 @@ function changes.n(now, head)
     expires[#expires + 1] = renew_lease(now, before, lease, head[5])
   end
   local line = line_module()
-  if #tickets > 0 and records.head.tickets > 0
-    and (line.hear(now, session) or now >= line.line_state().timer_at) then
-    line.serve(now)
+  if records.head.tickets > 0 then
+    local woke = #tickets > 0 and line.hear(now, session)
+    if woke or now >= line.line_state().timer_at then line.serve(now) end
   end
   if #tickets > 0 then
     space('tickets'):prefetch(tickets)
@@ -156,8 +156,10 @@ function changes.p(now, wanted)
     end
   end
   local leases = wanted[4] and holders(now, blocking) or {}
+  local due_at = head.tickets > 0 and line_module().line_state().timer_at or NEVER
+  local overdue = due_at <= now and due_at or 0
   return {'S', now, head.seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}}
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}, overdue}
 end
 
 -- --- change.py --------------------------------------------------------------------------------------------------------
