@@ -338,7 +338,7 @@ SCRIPT = [
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
     ("remembers-no-id", "commands/admit", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
     ("charges-no-asker", "line/serving", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
-    ("buries-all-at-once", "line/serving", "scan(nil, left + 1)", "scan()"),
+    ("buries-more-at-once", "line/serving", "for at = 1, min(left, #found) do", "for at = 1, #found do"),
     ("calls-the-dead", "line/serving", "if not _bury(now) then", "if not _bury(now) and false then"),
     ("buries-in-silence", "line/serving", "    if found[1] then\n", "    if false then\n"),
     ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n    local state", "    local state"),
