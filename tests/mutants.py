@@ -264,8 +264,8 @@ MUTANTS = [
     Mutant(
         "bury-in-silence",
         "kernel/line.py",
-        "            records.wakes.append(Wake(session, ids[-1]))\n",
-        "            pass\n",
+        "        if ids:\n            # Should it live",
+        "        if False:\n            # Should it live",
         "a process that was taken for dead and lives is told",
     ),
     Mutant(

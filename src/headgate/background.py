@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from sys import is_finalizing
+from time import monotonic
 
 from .errors import StoreUnavailable
 
@@ -17,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+#: Seconds for which the end of a process may wait for a store, all that it leaves behind together.
+LONGEST_END_S = 0.5
 
 #: Whether the interpreter is ending: the thread that asks is the only one that still runs.
 is_ending = is_finalizing
@@ -46,7 +50,19 @@ def at_end(place: str) -> StoreUnavailable:
 
 
 def check_free(lock: Any, place: str) -> None:
-    """While the interpreter is ending: raises where a thread that is frozen holds the lock of a store in this process."""
-    if not lock.acquire(blocking=False):
+    """While the interpreter is ending: raises where a thread that is frozen holds the lock of a store in this process,
+    or where thousands of releases have taken as long as they may."""
+    if is_late() or not lock.acquire(blocking=False):
         raise at_end(place)
     lock.release()
+
+
+def is_late() -> bool:
+    """While the interpreter is ending: whether that has taken LONGEST_END_S since this was first asked."""
+    global _late_at
+    if not _late_at:
+        _late_at = monotonic() + LONGEST_END_S
+    return monotonic() > _late_at
+
+
+_late_at = 0.0

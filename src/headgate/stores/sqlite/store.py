@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from random import random
 
-from ...background import check_free, is_ending
+from ...background import LONGEST_END_S, at_end, check_free, is_ending, is_late
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
@@ -49,9 +49,6 @@ PROBE_UNCONTENDED = 8 * PROBE_EVERY
 
 #: Seconds that a task sleeps while another thread of its process has the lock.
 BRIEFLY = 0.0002
-
-#: Seconds for which the end of the process waits for a thread that is deciding.
-LONGEST_END_S = 0.5
 
 
 class SqliteStore:
@@ -126,6 +123,8 @@ class SqliteStore:
             with self._lock:
                 while not job.done:
                     if pause_s := transactions.attempt(job):
+                        if is_ending() and is_late():
+                            raise at_end(self.url)
                         time.sleep(pause_s)
         except BaseException:
             transactions.withdraw(job)
