@@ -27,8 +27,11 @@ HANGS = 60.0
 NUMBERS = count()
 
 BEGIN = """
-    import asyncio, sys, threading
+    import asyncio, sys, threading, types
     from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable
+
+    # Threads that are frozen keep the names of this module alive. Those of the module that came last go first.
+    late = sys.modules["late"] = types.ModuleType("late")
 
     limits = [Concurrency(2, name="slots", lease="1h")]
     gate, agate = [kind(sys.argv[2], limits, store=sys.argv[1]) for kind in (Gate, AsyncGate)]
@@ -99,7 +102,7 @@ LEFT_BEHIND = {
         gate.acquire().release()
     """,
     "permits that are released in __del__ while threads go on asking": """
-        asyncio.left = Held(gate.acquire(), lambda permit: permit.release())  # frozen threads keep the names here alive
+        late.left = Held(gate.acquire(), lambda permit: permit.release())
 
         def work():
             while True:
@@ -207,7 +210,7 @@ STUCK = """
         return 1_800_000_000_000_000
 
     gate = Gate("g", limits, store={store}({arguments}clock=clock))
-    asyncio.left = Held(gate.acquire(), lambda permit: permit.release())  # the frozen thread keeps the names here alive
+    late.left = Held(gate.acquire(), lambda permit: permit.release())
     threading.Thread(target=gate.acquire, daemon=True).start()
     deciding.wait()
 """
