@@ -30,8 +30,9 @@ BEGIN = """
     import asyncio, sys, threading, types
     from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable
 
-    # Threads that are frozen keep the names of this module alive. Those of the module that came last go first.
-    late = sys.modules["late"] = types.ModuleType("late")
+    def late_module():  # threads that are frozen keep the names here alive; those of the module that came last go first
+        module = sys.modules["late"] = types.ModuleType("late")
+        return module
 
     limits = [Concurrency(2, name="slots", lease="1h")]
     gate, agate = [kind(sys.argv[2], limits, store=sys.argv[1]) for kind in (Gate, AsyncGate)]
@@ -102,6 +103,7 @@ LEFT_BEHIND = {
         gate.acquire().release()
     """,
     "permits that are released in __del__ while threads go on asking": """
+        late = late_module()
         late.left = Held(gate.acquire(), lambda permit: permit.release())
 
         def work():
@@ -210,6 +212,7 @@ STUCK = """
         return 1_800_000_000_000_000
 
     gate = Gate("g", limits, store={store}({arguments}clock=clock))
+    late = late_module()
     late.left = Held(gate.acquire(), lambda permit: permit.release())
     threading.Thread(target=gate.acquire, daemon=True).start()
     deciding.wait()
