@@ -349,9 +349,11 @@ def test_the_process_is_alive_and_ready_and_describes_itself(client: Client) -> 
     assert document["openapi"] == "3.1.0"
     page = client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "script-src" not in page.headers["content-security-policy"]
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert b"<script" not in page.raw
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy, "no script but the guard's own files"
+    assert "require-trusted-types-for 'script'" in policy
+    assert page.raw.count(b"<script") == page.raw.count(b'<script src="/dashboard/docs.js" type="module"></script>') == 1
     assert b"/v1/gates/{gate}/acquire" in page.raw
     head = client("HEAD", "/livez")
     assert (head.status, head.raw) == (200, b"")
@@ -422,7 +424,8 @@ WRONG_BODIES: dict[str, tuple[str, Any, str]] = {
     "a retry_after below nought": (RELEASE, {"retry_after": -1}, "retry_after"),
     "a settled cost below nought": (RELEASE, {"cost": -1}, "cost"),
     "a settled cost in another unit": (RELEASE, {"cost": {"pu": 1}}, "pu"),
-    "a pause without a length": ("/v1/gates/few/pause", {}, "seconds"),
+    "a pause of no length": ("/v1/gates/few/pause", {"seconds": 0}, "seconds"),
+    "a pause whose length is null": ("/v1/gates/few/pause", {"seconds": None}, "seconds"),
     "a reset of a limit that there is not": ("/v1/gates/few/reset", {"limit": "rpm"}, "rpm"),
     "a resume with something in it": ("/v1/gates/few/resume", {"now": True}, "now"),
     "a renewal where nothing is leased": ("/v1/permits/few:x/renew", {}, "lease"),
