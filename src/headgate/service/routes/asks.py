@@ -70,7 +70,7 @@ def ask_command(guard: Guard, served: ServedGate, body: dict[str, Any], wait: fl
     """The command of an ask whose body was checked by its shape. Raises Problem where there are too many keys."""
     get = body.get
     stand = served.ask_command(
-        get("cost", 1), get("key"), get("priority"), get("holder"), get("lease"), get("id"), wait
+        get("cost", 1), get("key"), get("priority"), get("holder"), get("lease"), get("id"), wait, get("attempt")
     )
     if stand.plan.key:
         guard.caps.check_key(served.name, stand.plan.lane)
@@ -169,7 +169,9 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
 
 def reserve_command(guard: Guard, served: ServedGate, body: dict[str, Any]) -> Stand:
     """The command of a reservation whose body was checked by its shape. Raises Problem where there are too many keys."""
-    stand = served.reserve_command(body.get("cost", 1), body.get("key"), body.get("priority"), body.get("id"))
+    stand = served.reserve_command(
+        body.get("cost", 1), body.get("key"), body.get("priority"), body.get("id"), body.get("attempt")
+    )
     if stand.plan.key:
         guard.caps.check_key(served.name, stand.plan.lane)
     return stand
