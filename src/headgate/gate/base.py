@@ -259,9 +259,9 @@ class BaseGate(PolicyFollower, Inspection):
         length, shown_holder = self._lease_for(plan, lease), label_of(holder)
         if id is None:
             return self._new_id(plan), Terms(self._can.remote, length, shown_holder)
-        return check_key("id", id), Terms(True, length, shown_holder, self.new_attempt())
+        return check_key("id", id), Terms(True, length, shown_holder, self._new_attempt())
 
-    def new_attempt(self) -> str:
+    def _new_attempt(self) -> str:
         """A name for one ask under a caller's id: what is sent for it again is the same ask, and any other is a new one."""
         return f"{self._store.session}-{next(numbers)}"
 

@@ -122,7 +122,7 @@ class ServedGate:
         """
         if id is None:
             return f"{self.gate._store.session}-{str(next(numbers)).zfill(DIGITS)}", ""
-        return id, self.gate.new_attempt() if attempt is None else attempt
+        return id, self.gate._new_attempt() if attempt is None else attempt
 
     def release_command(
         self, id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None

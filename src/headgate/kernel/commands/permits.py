@@ -110,10 +110,12 @@ def put_permit(
 
 
 def end_permit(permits: Space, id: str, permit: PermitRecord, now: int) -> None:
-    """A permit on record has ended: it stays for REMEMBER, without the time of its confirmation."""
-    ref, at, _, fence, leased, _, worth, _, attempts = permit
-    stored = (ref, at, now, fence, leased, True, worth)
-    permits.put(id, (*stored, 0, attempts) if attempts else stored, now + REMEMBER)
+    """A permit on record has ended, now or when its lease expired: it stays for REMEMBER, without its confirmation."""
+    ref, at, ends, fence, leased, _, worth, _, attempts = permit
+    if not leased or ends > now:
+        ends = now
+    stored = (ref, at, ends, fence, leased, True, worth)
+    permits.put(id, (*stored, 0, attempts) if attempts else stored, ends + REMEMBER)
 
 
 def name_of(id: str, attempt: str) -> str:

@@ -23,6 +23,10 @@ class IdTests(StoreHarness):
             plan, id, None, plan.lease, remembered=True, waits=waits, session="one" if waits else "", attempt=attempt
         )
 
+    def is_over(self, ask: Stand) -> None:
+        """It is answered so, and admits nothing."""
+        self.raises(AttemptOver, lambda: self.store.decide(ask))
+
     def used(self, gate: Gate) -> tuple[float, int]:
         usage = gate.usage()
         return usage["c"].used, usage.waiting
@@ -123,16 +127,16 @@ class IdTests(StoreHarness):
         granted = self.store.decide(first)
         assert self.store.decide(first) == granted
         gate.release("job-1")
-        self.raises(AttemptOver, lambda: self.store.decide(first))
+        self.is_over(first)
         assert isinstance(self.store.decide(second), Grant)
-        self.raises(AttemptOver, lambda: self.store.decide(first))
+        self.is_over(first)
         assert self.used(gate) == (1, 0)
         gate.release("job-1")
         for late in (first, second):
-            self.raises(AttemptOver, lambda late=late: self.store.decide(late))
+            self.is_over(late)
         assert isinstance(self.store.decide(made), Grant)
         gate.release("made")
-        self.raises(AttemptOver, lambda: self.store.decide(made))
+        self.is_over(made)
         assert self.used(gate) == (0, 0)
 
     def test_a_late_request_is_known_for_a_minute_after_the_end(self) -> None:
@@ -144,7 +148,7 @@ class IdTests(StoreHarness):
         gate.release("job-1")
         self.clock.advance("59s")
         for late in (first, second):
-            self.raises(AttemptOver, lambda late=late: self.store.decide(late))
+            self.is_over(late)
         self.clock.advance("1s")
         assert isinstance(self.store.decide(first), Grant)
 
@@ -153,20 +157,20 @@ class IdTests(StoreHarness):
         late = self.ask(gate, "a-1")
         self.store.decide(late)
         self.clock.advance("10s")
-        self.raises(AttemptOver, lambda: self.store.decide(late))
+        self.is_over(late)
         assert gate.holders() == []
 
     def test_a_cancel_that_overtakes_its_ask_wins(self) -> None:
         gate = self.slots()
         for ask in (self.ask(gate, "a-1"), self.ask(gate, "a-2", waits=True), self.ask(gate, "", "made")):
             self.store.decide(Cancel(gate.policy, ask.id, ask.attempt))
-            self.raises(AttemptOver, lambda ask=ask: self.store.decide(ask))
+            self.is_over(ask)
             self.store.decide(Cancel(gate.policy, ask.id, ask.attempt))
         assert self.used(gate) == (0, 0)
         held = gate.acquire(id="job-1", timeout=0, renew=False)  # another ask under the same id
         waits = self.ask(gate, "a-3", "other", waits=True)
         self.store.decide(Cancel(gate.policy, "other", "a-3"))
-        self.raises(AttemptOver, lambda: self.store.decide(waits))
+        self.is_over(waits)
         assert self.used(gate) == (1, 0)
         assert held.release() is True
 
@@ -176,7 +180,7 @@ class IdTests(StoreHarness):
         for ask in (self.ask(gate, "a-1", waits=True), self.ask(gate, "", "made", waits=True)):
             assert isinstance(self.store.decide(ask), Wait)
             self.store.decide(Cancel(gate.policy, ask.id, ask.attempt))
-            self.raises(AttemptOver, lambda ask=ask: self.store.decide(ask))
+            self.is_over(ask)
         assert self.used(gate) == (1, 0)
 
     def test_a_cancel_takes_nothing_from_another_ask_under_the_same_id(self) -> None:
@@ -186,7 +190,7 @@ class IdTests(StoreHarness):
         assert self.store.decide(second) == granted
         self.store.decide(Cancel(gate.policy, "job-1", "a-1"))
         assert self.used(gate) == (1, 0)
-        self.raises(AttemptOver, lambda: self.store.decide(first))
+        self.is_over(first)
         assert self.store.decide(second) == granted
         self.store.decide(Cancel(gate.policy, "job-1", "a-2"))  # and no ask is left that it is for
         assert self.used(gate) == (0, 0)
@@ -209,5 +213,5 @@ class IdTests(StoreHarness):
         assert self.used(gate) == (1, 0)
         assert permit.release() is True
         for ask in asks:
-            self.raises(AttemptOver, lambda ask=ask: self.store.decide(ask))
+            self.is_over(ask)
         assert self.used(gate) == (0, 0)

@@ -100,7 +100,8 @@ local function endings()
     local only_confirmed = not outcome and not end_.actual
     if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
     if outcome and permit then
-      permits:put(id, permit_row(permit, now, true, 0, permit[9] or ''), now + REMEMBER)
+      local ends = permit[5] and permit[3] <= now and permit[3] or now -- it ended when its lease expired, or now
+      permits:put(id, permit_row(permit, ends, true, 0, permit[9] or ''), ends + REMEMBER)
     end
     if end_.retry_after ~= 0 and outcome_of(outcome).pauses then
       pause(now + end_.retry_after, 'upstream: ' .. outcome)
