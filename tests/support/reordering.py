@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 from tests.support.servers import LOOPBACK, Proxy
 
 
 class ReorderingProxy(Proxy):
-    """Connections that are made while `keeps` is set pass nothing on until `let_go`: requests, or the replies to them.
-
-    `marker` is what the requests that matter have in them.
+    """Connections that are made while `keeps` is set pass nothing on until `let_go`: no request, or no reply to one that
+    matters, which are those with `marker` in them.
     """
 
     def __init__(self, port: int, marker: bytes) -> None:
@@ -55,9 +55,11 @@ class ReorderingProxy(Proxy):
                     event.set()
         with suppress(OSError):
             while data := source.recv(65536):
-                if event is not None:
+                if event is not None and (direction == "request" or frozenset((source, sink)) in self._late):
                     event.wait()
-                if direction == "request" and self._marker in data:
+                if direction == "reply":
+                    time.sleep(self.delay)
+                elif self._marker in data:
                     self.requests.append(data)
                     if event is not None:
                         self._late.add(frozenset((source, sink)))
