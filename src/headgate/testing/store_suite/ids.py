@@ -86,7 +86,7 @@ class IdTests(StoreHarness):
         late.confirm()
         assert late.release() is False
         [holder] = gate.holders()
-        assert (holder.holder, holder.expires) == ("again", 5)
+        assert (holder.holder, holder.expires_in) == ("again", 5)
         assert again.release() is True
 
     def test_what_has_ended_on_a_gate_of_rates_is_charged_again(self) -> None:
