@@ -263,8 +263,26 @@ class AsyncGate(BaseGate):
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return await self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
-        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew)
+        permit = await self._unless_cancelled(self._permit_for(plan, grant, name, terms, renew))
         permit.waited = monotonic() - begun
+        return permit
+
+    async def _unless_cancelled(self, permit: AsyncPermit) -> AsyncPermit:
+        """The permit; or the cancellation that SQLite leaves for later where it had decided already, without the permit.
+
+        A task that ends before its next `await` would drop the permit with its result, and the slot with that.
+        """
+        if not (self._can.instant or self._can.remote):
+            import asyncio
+
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    if (command := permit._ending("unsent", None)) is not None:
+                        keeper_of(permit._store).later(command)
+                    raise
         return permit
 
     async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
@@ -277,7 +295,9 @@ class AsyncGate(BaseGate):
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
-        return self._permit_for(plan, reply, id, terms, renew) if reply.__class__ is Grant else reply
+        if reply.__class__ is not Grant:
+            return reply
+        return await self._unless_cancelled(self._permit_for(plan, reply, id, terms, renew))
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
@@ -293,7 +313,7 @@ class AsyncGate(BaseGate):
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return await self.reserve(cost, key, priority, id)
-        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, False)
+        permit = await self._unless_cancelled(self._permit_for(plan, grant, name, terms, False))
         return AsyncPlace(permit, delay / SECOND)
 
     async def _drive(self, flow: Flow, cancel: Cancel) -> Any:

@@ -8,7 +8,7 @@ from ..limits import NO_LEASE
 from ..model import NEVER, Grant, Refusal, Wait
 from ..plan import Plan, charge, earliest, remember
 from .base import REAP_MASK, Command, begin, steps_in_force, too_large
-from .permits import REMEMBER, bury_attempts, is_buried, join, lives, name_of, permit_of, put_permit
+from .permits import REMEMBER, bury_attempts, is_buried, join, name_of, permit_lives, permit_of, put_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Admit(Command):
         if known.ends + REMEMBER <= now:
             records.space("permits").delete(id)  # forgotten, and only not yet reaped
             return None
-        if lives(known, now):
+        if permit_lives(known, now):
             return self._again(now, records, known)
         return attempt_over(self.gate, id) if not attempt or attempt in known.attempts.split() else None
 

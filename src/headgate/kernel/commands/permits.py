@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         ends: int
         fence: int
         leased: bool
-        #: False until it is ended; its lease may have expired all the same: see `lives`. Older state may say 2.
+        #: False until it is ended; its lease may have expired all the same: see `permit_lives`. Older state may say 2.
         ended: int
         worth_confirming: bool
         #: When it was confirmed; 0 if it was not.
@@ -95,7 +95,7 @@ def permit_of(records: Records, id: str) -> PermitRecord | None:
     return _new(PermitRecord, (*stored, *_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))  # `read_permit`
 
 
-def lives(permit: PermitRecord, now: int) -> bool:
+def permit_lives(permit: PermitRecord, now: int) -> bool:
     """Whether a permit on record has not ended, and its lease has not expired unseen."""
     return not permit.ended and (not permit.leased or permit.ends > now)
 

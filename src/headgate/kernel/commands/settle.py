@@ -12,6 +12,7 @@ from .permits import (
     end_permit,
     lease_of,
     name_of,
+    permit_lives,
     permit_of,
     read_lease,
     stored_lease,
@@ -249,16 +250,18 @@ class Cancel(Command):
             self._remember(records, now)
             return Ended()
         permit = permit_of(records, id)
-        if not attempt if permit is None else not permit.ended and permit.attempts == attempt:
+        alive = permit is not None and permit_lives(permit, max(now, records.head.now))
+        if not attempt if permit is None else alive and permit.attempts == attempt:
             reply = Release(self.policy, id, "unsent").apply(now, records)
             if permit is None and reply.lost:
                 self._remember(records, records.head.now)
             return reply
         now = begin(now, records)
-        if attempt:
-            if permit is not None and attempt in (names := permit.attempts.split()) and not permit.ended:
-                names.remove(attempt)
-                records.space("permits")[id] = stored_permit(permit._replace(attempts=" ".join(names)))
+        names = [] if permit is None else permit.attempts.split()
+        if permit is not None and alive and attempt in names:
+            names.remove(attempt)
+            records.space("permits")[id] = stored_permit(permit._replace(attempts=" ".join(names)))
+        if attempt or not names:
             self._remember(records, now)
         return Ended(lost=True)
 

@@ -35,7 +35,7 @@ local function known_reply(now, plan, id, attempt)
     permits:delete(id) -- forgotten, and only not yet reaped
     return nil
   end
-  if lives(known, now) then return again(now, plan, id, known, attempt) end
+  if permit_lives(known, now) then return again(now, plan, id, known, attempt) end
   return (attempt == '' or among(known[9] or '', attempt)) and {'E', 'AttemptOver'} or nil
 end
 

@@ -185,7 +185,7 @@ end
 local MOST_ATTEMPTS, OTHERS = 8, '*'
 
 -- Whether a permit on record has not ended, and its lease has not expired unseen.
-local function lives(permit, now)
+local function permit_lives(permit, now)
   return not permit[6] and (not permit[5] or permit[3] > now)
 end
 

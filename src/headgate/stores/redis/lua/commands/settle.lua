@@ -181,22 +181,21 @@ local function endings()
     end
     local permit = permits:get(id)
     local attempts = permit and permit[9] or ''
-    if not permit and attempt == '' or permit and not permit[6] and attempts == attempt then
+    local alive = permit and permit_lives(permit, max(now, records.head.now))
+    if not permit and attempt == '' or alive and attempts == attempt then
       local reply = release(now, policy, id, 'unsent', 0, false)
       if not permit and reply % 2 == 1 and not answered then bury(name, records.head.now) end
       return reply
     end
     now = begin(now)
-    if attempt ~= '' then
-      if permit and not permit[6] and among(attempts, attempt) then
-        local others = {}
-        for other in attempts:gmatch('%S+') do
-          if other ~= attempt then others[#others + 1] = other end
-        end
-        permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, table.concat(others, ' ')))
+    if alive and attempt ~= '' and among(attempts, attempt) then
+      local others = {}
+      for other in attempts:gmatch('%S+') do
+        if other ~= attempt then others[#others + 1] = other end
       end
-      if not answered then bury(name, now) end
+      permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, table.concat(others, ' ')))
     end
+    if (attempt ~= '' or attempts == '') and not answered then bury(name, now) end
     return 1
   end
 end
