@@ -191,6 +191,7 @@ def test_an_ask_cancelled_while_its_reply_is_on_the_way_keeps_nothing(remote: Re
         await soon(lambda: told(gate))
         nothing_is_left(watch, before)  # elsewhere with the reply still on its way
         remote.proxy.let_go()
+        await soon(lambda: remote.proxy.late_replies)
 
     for _ in range(3):
         asyncio.run(main())

@@ -124,8 +124,10 @@ def name_of(id: str, attempt: str) -> str:
 
 
 def bury(permits: Space, name: str, over_at: int) -> None:
-    """Put a tombstone: whatever asks under this name was over at that moment."""
-    permits.put(name, ((), over_at, over_at, 0, False, True, False), over_at + REMEMBER)
+    """Put a tombstone: whatever asks under this name was over at that moment, or is known to have been later."""
+    known = permits.get(name)
+    if known is None or read_permit(known).ends < over_at:
+        permits.put(name, ((), over_at, over_at, 0, False, True, False), over_at + REMEMBER)
 
 
 def is_buried(records: Records, name: str, now: int) -> bool:

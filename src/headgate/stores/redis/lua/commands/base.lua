@@ -204,9 +204,12 @@ local function name_of(id, attempt)
   return attempt ~= '' and id .. ' ' .. attempt or id
 end
 
--- Put a tombstone: whatever asks under this name was over at that moment.
+-- Put a tombstone: whatever asks under this name was over at that moment, or is known to have been later.
 local function bury(name, over_at)
-  permits:put(name, {'', over_at, over_at, 0, false, true, false}, over_at + REMEMBER)
+  local known = permits:get(name)
+  if not known or known[3] < over_at then
+    permits:put(name, {'', over_at, over_at, 0, false, true, false}, over_at + REMEMBER)
+  end
 end
 
 -- Whether there is a tombstone of this name that still counts.
