@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from time import monotonic, sleep
 
 from ..errors import HeadgateError
@@ -118,7 +119,7 @@ class Keeper:
             end = monotonic() + LEAVING
             while self._tickets.get(name) and monotonic() < end:  # each waiter cancels its ticket itself
                 sleep(0.005)
-        left, self._later = [command for _, command in self._later], []
+        left, self._later = self._later, []
         for at in range(0, len(left), AT_ONCE):
             with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
                 self._execute(left[at : at + AT_ONCE])
