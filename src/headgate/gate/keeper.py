@@ -260,9 +260,9 @@ class Keeper:
                     self._refresh_at.pop(key, None)
                 else:
                     self._refresh_at[key] = now + read()
-        while together := self._later[:AT_ONCE]:
+        while together := (later := self._later)[:AT_ONCE]:
             self._execute(together)
-            del self._later[: len(together)]  # others add to its end meanwhile
+            del later[: len(together)]  # others add to its end meanwhile, or have taken it all
         lost_gates = set(self._lost_gates)
         leases = self._leases(now, lost_gates)
         beating = now >= self._next_beat
