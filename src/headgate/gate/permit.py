@@ -33,8 +33,9 @@ if TYPE_CHECKING:
         remembered: bool  #: its id is on record
         lease_us: int  #: the length of its lease, 0 for none
         holder: str | None
+        attempt: str = ""  #: which ask under its id it was, where that is the caller's
 else:
-    Terms = namedtuple("Terms", "remembered lease_us holder")
+    Terms = namedtuple("Terms", "remembered lease_us holder attempt", defaults=("",))
 
 LIVE, ENDED, UNTRACKED = 0, 1, 2
 NOT_LEASED = Terms(False, 0, None)
@@ -160,13 +161,19 @@ class BasePermit:
             keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):
             return None
+        remembered = self._terms.remembered
         return Settle(
-            plan, self._at, self.id, outcome, self._terms.remembered, delay, None, self._confirmed, self._worth
+            plan, self._at, self.id, outcome, remembered, delay, None, self._confirmed, self._worth, self._told_fence
         )
+
+    @property
+    def _told_fence(self) -> int:
+        """What tells it from a later permit under the same id; an id that was made for it has no other."""
+        return self._fence if self._terms.attempt else 0
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
         meaning = OUTCOMES[outcome]
-        if meaning.refunds or delay:
+        if meaning.refunds or delay or self._terms.attempt:  # asked again, a caller's id must not get what has ended
             return True
         return meaning.answered and self._worth and not self._confirmed
 
@@ -187,7 +194,7 @@ class BasePermit:
         if self._state or self._confirmed or not any(step.limit.confirmable for step in self._plan.steps):
             return None
         self._finish = None
-        return Settle(self._plan, self._at, self.id, None, self._terms.remembered)
+        return Settle(self._plan, self._at, self.id, None, self._terms.remembered, fence=self._told_fence)
 
     def _was_confirmed(self, reply: Any) -> None:
         if reply.at:
@@ -212,7 +219,8 @@ class BasePermit:
             return None
         if self._state == ENDED:
             raise InvalidInput(f"permit {self.id!r} has ended; settle it before its block is left")
-        command = Settle(plan, self._at, self.id, None, self._terms.remembered, 0, dict(actual), self._confirmed)
+        remembered, fence = self._terms.remembered, self._told_fence
+        command = Settle(plan, self._at, self.id, None, remembered, 0, dict(actual), self._confirmed, fence=fence)
         self._plan = fresh
         self._finish = None
         return command
@@ -307,7 +315,7 @@ class Permit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._worth and not self._plan.lease:
+            if not (self._worth or self._plan.lease or self._terms.attempt):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:
@@ -368,7 +376,7 @@ class AsyncPermit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._worth and not self._plan.lease:
+            if not (self._worth or self._plan.lease or self._terms.attempt):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:

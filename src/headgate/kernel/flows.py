@@ -87,14 +87,16 @@ def acquire(
     timeout: int | None = None,
     max_delay: int | None = None,
     reply: Wait | None = None,
+    attempt: str = "",
 ) -> Flow:
     """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own.
 
-    `reply` is for an ask whose ticket already stands in line: what the same ask was answered a moment ago.
+    `reply` is for an ask whose ticket already stands in line: what the same ask was answered a moment ago. `attempt` names
+    this flow where its id is a caller's.
     """
     if plan.policy.waiting == "promise":
-        return _promised(plan, id, clock, remembered, timeout, max_delay)
-    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout, reply)
+        return _promised(plan, id, clock, remembered, timeout, max_delay, attempt)
+    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout, reply, attempt)
 
 
 def _in_line(
@@ -107,8 +109,10 @@ def _in_line(
     remembered: bool,
     timeout: int | None,
     reply: Any,
+    attempt: str,
 ) -> Flow:
-    ask = Execute(Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered))
+    waits = timeout != 0
+    ask = Execute(Stand(plan, id, holder, lease, waits=waits, session=session, remembered=remembered, attempt=attempt))
     deadline = None if timeout is None else clock() + timeout
     standing = True
     try:
@@ -139,15 +143,26 @@ def _in_line(
     finally:
         # Denied, cancelled or interrupted: no ticket, call or grant stays behind.
         if standing:
-            yield Undo(Cancel(plan.policy, id))
+            yield Undo(undoing(plan, id, attempt, remembered))
     return granted(plan, reply)
 
 
+def undoing(plan: Plan, id: str, attempt: str, remembered: bool) -> Cancel:
+    """The cancel of an ask. One that is not remembered is decided in this process, and never arrives late."""
+    return Cancel(plan.policy, id, attempt, answered=not remembered)
+
+
 def _promised(
-    plan: Plan, id: str, clock: Callable[[], int], remembered: bool, timeout: int | None, max_delay: int | None
+    plan: Plan,
+    id: str,
+    clock: Callable[[], int],
+    remembered: bool,
+    timeout: int | None,
+    max_delay: int | None,
+    attempt: str,
 ) -> Flow:
     """Reserve, and sleep until the time has come."""
-    grant, delay = yield from reserve(plan, id, remembered, timeout, max_delay)
+    grant, delay = yield from reserve(plan, id, remembered, timeout, max_delay, attempt)
     until = clock() + delay
     try:
         while (left := until - clock()) > 0:
@@ -155,16 +170,27 @@ def _promised(
     except BaseException:
         from .commands import Settle
 
-        yield Undo(Settle(plan, grant.at, id if remembered else "", "unsent", remembered))
+        if remembered:
+            yield Undo(undoing(plan, id, attempt, remembered))
+        else:
+            yield Undo(Settle(plan, grant.at, "", "unsent", False))
         raise
     return grant
 
 
-def reserve(plan: Plan, id: str, remembered: bool, timeout: int | None, max_delay: int | None) -> Flow:
+def reserve(
+    plan: Plan, id: str, remembered: bool, timeout: int | None, max_delay: int | None, attempt: str = ""
+) -> Flow:
     """A time at once. Returns the grant and the delay to it, in microseconds of the store's clock."""
     longest = min((bound for bound in (timeout, max_delay) if bound is not None), default=NEVER)
     # The bound is relative, the command's is absolute in the store's time: `Stand` adds it up there.
-    reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest))
+    try:
+        reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest, attempt=attempt))
+    except BaseException:
+        # The answer is lost, or nobody waits for it any more: no promise stays behind.
+        if remembered:
+            yield Undo(undoing(plan, id, attempt, remembered))
+        raise
     grant = granted(plan, reply)
     return grant, max(0, grant.at - grant.now)
 

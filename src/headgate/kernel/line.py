@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         remembered: bool  #: its id was given by the caller
         called: int  #: when its call runs out; 0 while it waits
         hidden: int  #: 0, or why it stands in no lane: ASLEEP or MISSED
+        attempt: str = ""  #: the last attempt that stood under its id, where that is a caller's
 
     class LineState(NamedTuple):
         arrivals: int
@@ -82,7 +83,8 @@ if TYPE_CHECKING:
 else:
     Ticket = namedtuple(
         "Ticket",
-        "id session ref lane rank tier since arrival place weight holder lease remembered called hidden",
+        "id session ref lane rank tier since arrival place weight holder lease remembered called hidden attempt",
+        defaults=("",),  # a ticket of an older version has none
     )
     LineState = namedtuple("LineState", "arrivals tiers timer timer_at blocked turns limit free_at")
 
@@ -132,7 +134,7 @@ def find(records: Records, id: str) -> Ticket | None:
 
 def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
     """The same ticket, called or hidden or neither."""
-    return _new(Ticket, (*ticket[:CALLED], called, hidden))
+    return _new(Ticket, (*ticket[:CALLED], called, hidden, ticket.attempt))
 
 
 def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: list[str]) -> None:
@@ -214,8 +216,9 @@ def _put_to_sleep(records: Records, session: str) -> None:
 
 
 def stand(
-    records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
-) -> bool:
+    records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool,
+    attempt: str = "",
+) -> bool:  # fmt: skip
     """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of its lane."""
     known = records.sessions.get(session) is not None
     woke = hear(records, now, session)
@@ -224,7 +227,7 @@ def stand(
     arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = line_state(records)
     ticket = _new(Ticket, (
         id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.template.weight, holder, lease, remembered,
-        0, 0,
+        0, 0, attempt,
     ))  # fmt: skip
     if rank >= tiers:
         turns = (*turns, *(0.0,) * (rank + 1 - tiers))
@@ -242,14 +245,17 @@ def stand(
     return rank > 0 and now + plan.policy.patience < timer_at
 
 
-def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
-    """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
+def adopt(records: Records, ticket: Ticket, session: str, attempt: str = "") -> Ticket:
+    """Its waiter came again, in another process or by another attempt: the ticket is theirs now, in its old place."""
+    if ticket.session == session:
+        ticket = records.tickets[ticket.id] = ticket._replace(attempt=attempt)
+        return ticket
     mine = records.session_tickets[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
         records.sessions.delete(ticket.session)
-    ticket = ticket._replace(session=session)
+    ticket = ticket._replace(session=session, attempt=attempt)
     records.tickets[ticket.id] = ticket
     records.session_tickets[session].put(ticket.id, None, ticket.arrival)
     return ticket

@@ -236,7 +236,7 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
         asks = [stand(plan(cost, orgs), f"id-{next(ids)}") for _ in range(size)]
         if numbers.random() < 0.5:
             for ask in asks:
-                ask.fresh, ask.holder = True, None
+                ask.holder = None
             return list(asks)
         commands: list[Command] = list(asks)
         for _ in range(
@@ -254,8 +254,6 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
             commands = crowd(numbers.choice([2, 7, 40, 120]))
             stores.execute(commands)
             again = [command for command in commands if isinstance(command, Stand)]
-            for ask in again:
-                ask.fresh = False
             stores.execute([*again, Peek(policy, leases=True)])
 
 

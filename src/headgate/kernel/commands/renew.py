@@ -69,11 +69,15 @@ class Renew(Command):
     ) -> int:  # fmt: skip
         expires = now + length
         slots = [step for step in plan.steps if step.limit.leased]
+        permit = permit_of(records, id)
+        if permit is not None and (permit.ended or permit.fence != fence):
+            return 0  # it has ended, and the id may be another permit's by now
         for step in slots:
             leases = records.leases[step.member]
             prune(leases, now)
+            row = leases.get(id)
             # Where the store lost its state, the holder has not lost its slot: it registers again.
-            if leases.get(id) is None and not at < before:
+            if not at < before if row is None else read_lease(row).fence != fence:
                 return 0
             if not self.exactly:
                 expires = max(expires, leases.score(id) or 0)
@@ -82,7 +86,6 @@ class Renew(Command):
             confirmed = 0 if known is None else read_lease(known).confirmed
             row = stored_lease(LeaseRow(plan.ref, at, fence, holder, confirmed))
             step.limit.charge(records, now, step.member, 1.0, step.value, at, (id, expires, row))
-        permit = permit_of(records, id)
         if permit is not None:
             records.space("permits")[id] = stored_permit(permit._replace(ends=expires))
         return expires
@@ -103,9 +106,10 @@ class Extend(Command):
         self.length = length
 
     def apply(self, now: int, records: Records) -> Pulse:
-        found = permit_of(records, self.id) or lease_of(records, self.policy, self.id)
+        known = permit_of(records, self.id)
+        found = known or lease_of(records, self.policy, self.id)
         row = None
-        if found is not None:
+        if found is not None and not (known is not None and known.ended):
             plan = recall(records, found.ref, self.policy)
             member = next((step.member for step in plan.steps if step.limit.leased), None)
             row = None if member is None else records.leases[member].get(self.id)

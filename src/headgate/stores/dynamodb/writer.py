@@ -336,7 +336,7 @@ class GateWriter:
         elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.tickets) > MOST_WAITERS:
             if not command.waits:
                 return reply
-            Cancel(command.plan.policy, command.id).apply(now, records)
+            Cancel(command.plan.policy, command.id, command.attempt, answered=True).apply(now, records)
             return Denied(
                 f"the line is full: on DynamoDB at most {MOST_WAITERS:,} wait at a gate, since an item is bounded",
                 gate=self._gate,

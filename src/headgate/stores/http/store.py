@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import weakref
@@ -13,7 +12,7 @@ from ...background import at_end, is_ending
 from ...errors import StoreFormatError
 from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
-from ..remote.jobs import AbandonedJobs, ThreadJob
+from ..remote.jobs import ThreadJob
 from .client import GuardEndpoint
 from .requests import KnownGates
 from .senders import GuardLoopSender, GuardThreadSender
@@ -63,7 +62,6 @@ class HttpStore:
         self._threads = GuardThreadSender(self._endpoint, self._known, self._told)
         self._loops: dict[Any, GuardLoopSender] = {}
         self._subscriber = GuardSubscriber(self._endpoint, self.session)
-        self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
 
     def begin_in_child(self) -> None:
         _inherited.append((self._threads, self._loops, self._subscriber))
@@ -85,7 +83,6 @@ class HttpStore:
             return []
         if is_ending():
             raise at_end(self._endpoint.shown)
-        self._abandoned.wait_for_asks(commands)
         job = ThreadJob(commands)
         self._threads.coalescer.run(job)
         return job.result()
@@ -96,13 +93,8 @@ class HttpStore:
             return []
         if is_ending():
             raise at_end(self._endpoint.shown)
-        job = self._loop_of(get_running_loop()).coalescer.submit(commands)
-        try:
-            replies: list[Any] = await job.future
-            return replies
-        except asyncio.CancelledError:
-            self._abandoned.add([job])
-            raise
+        replies: list[Any] = await self._loop_of(get_running_loop()).coalescer.submit(commands).future
+        return replies
 
     def _loop_of(self, running: Any) -> GuardLoopSender:
         loop = self._loops.get(running)

@@ -13,7 +13,7 @@ from ...errors import HeadgateError, InvalidInput
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
 from ..base import Capabilities, Seen, at_fork, ignore_loss, new_session
-from ..remote.jobs import AbandonedJobs, ThreadJob
+from ..remote.jobs import ThreadJob
 from .aio import RedisLoopSender
 from .coalescer import NO_REPLY, GateThreadCoalescer
 from .endpoint import RedisEndpoint
@@ -49,7 +49,6 @@ class RedisStore:
 
     capabilities = Capabilities(
         remote=True,
-        recognises_retries=True,
         forwards_wakes=True,
         compares_seen=True,
         examines=True,
@@ -92,7 +91,6 @@ class RedisStore:
         self._loop: RedisLoopSender | None = None
         self._early_takes = EarlyTakes(self._requests, self._threads)
         self._subscriber = RedisSubscriber(self._endpoint, self.session, self._subscribe_at, self._early_takes)
-        self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
 
     def begin_in_child(self) -> None:
         _inherited.append((self._threads, self._loops, self._subscriber, self._early_takes))
@@ -126,7 +124,6 @@ class RedisStore:
             return []
         if is_ending():
             raise at_end(self._endpoint.shown)
-        self._abandoned.wait_for_asks(commands)
         if self._early_takes:
             for command in commands:
                 if isinstance(command, Cancel):
@@ -146,20 +143,11 @@ class RedisStore:
         if loop is None or loop.loop is not get_running_loop():
             loop = self._loop_of(get_running_loop())
         if len(commands) == 1:
-            job = loop.submit(commands[0].gate, commands)
-            try:
-                replies: list[Any] = await job.future
-                return replies
-            except asyncio.CancelledError:
-                self._abandoned.add([job])
-                raise
+            replies: list[Any] = await loop.submit(commands[0].gate, commands).future
+            return replies
         by_gate = _by_gate(commands)
         jobs = {gate: loop.submit(gate, [commands[at] for at in places]) for gate, places in by_gate.items()}
-        try:
-            results = await asyncio.gather(*(job.future for job in jobs.values()))
-        except asyncio.CancelledError:
-            self._abandoned.add(jobs.values())
-            raise
+        results = await asyncio.gather(*(job.future for job in jobs.values()))
         return _in_order(len(commands), list(zip(by_gate.values(), results, strict=True)))
 
     def _loop_of(self, running: Any) -> RedisLoopSender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .asks import AskTests
 from .changes import ChangeTests
+from .ids import IdTests
 from .leases import LeaseTests
 from .line import LineTests
 from .loss import LossTests
@@ -14,7 +15,7 @@ from .rates import RateTests
 __all__ = ["StoreSuite"]
 
 
-class StoreSuite(LeaseTests, RateTests, AskTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests):
+class StoreSuite(LeaseTests, RateTests, AskTests, IdTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests):
     """Subclass it, name the class `Test…`, and make a new, empty store on a clock in `make_store`; pytest does the rest.
 
     `lose_state` may be given as well: it makes the store forget a gate, as a restart without its data would; and
