@@ -93,6 +93,20 @@ MUTANTS = [
         "26 refusals of one congestion are one shrink",
     ),
     Mutant(
+        "share-of-the-maximum",
+        "kernel/limits/concurrency.py",
+        "return float(min(max(1.0, round(working * self.share, 9)), value))",
+        "return value",
+        "a class's share of an adaptive limit is a share of the working limit",
+    ),
+    Mutant(
+        "class-without-a-slot",
+        "kernel/limits/concurrency.py",
+        "min(max(1.0, round(working * self.share, 9)), value)",
+        "min(round(working * self.share, 9), value)",
+        "a class keeps one slot, however low the working limit is",
+    ),
+    Mutant(
         "late-release-counts",
         "kernel/commands/settle.py",
         "if leases.get(self.id) is None:\n                    lives = False",

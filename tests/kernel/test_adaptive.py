@@ -153,6 +153,43 @@ def test_two_gates_of_one_name_share_one_working_limit(made: Any) -> None:
     assert working(two) == 6
 
 
+def classes(store: Any, limit: int = 40, by: str | None = None, **aimd: int) -> Gate:
+    limits = [Concurrency(limit, lease="1h", name="c", adaptive=Aimd(**aimd), by=by)]
+    return Gate("g", limits, store=store, priorities={"live": 1.0, "batch": 0.8, "idle": 0.25})
+
+
+def test_a_class_gets_its_share_of_the_working_limit_and_leaves_the_rest_to_those_above(made: Any) -> None:
+    gate = classes(made[0], start=10)
+    batch = list(iter(lambda: gate.try_acquire(priority="batch", renew=False), None))
+    assert len(batch) == 8
+    assert (gate.usage()["c@batch"].limit, gate.usage()["c@batch"].maximum) == (8, 32)
+    live = list(iter(lambda: gate.try_acquire(priority="live", renew=False), None))
+    assert len(live) == 2
+
+
+def test_a_share_moves_with_the_working_limit(made: Any) -> None:
+    store, clock = made
+    gate = classes(store, start=10, decrease=5, minimum=5, by="org")
+    acme = {"org": "acme"}
+    held = [gate.try_acquire(key=acme, renew=False) for _ in range(3)]
+    clock.advance("1s")
+    held[0].release("overloaded")
+    assert gate.usage(key=acme)["c"].limit == 5
+    for permit in held[1:]:
+        permit.release("error")
+    mine = list(iter(lambda: gate.try_acquire(key=acme, priority="batch", renew=False), None))
+    assert len(mine) == 4  # 0.8 of five
+    other = list(iter(lambda: gate.try_acquire(key={"org": "b"}, priority="batch", renew=False), None))
+    assert len(other) == 8  # 0.8 of ten: another key has a working limit of its own
+
+
+def test_a_class_keeps_one_slot_however_low_the_working_limit_is(made: Any) -> None:
+    gate = classes(made[0], start=2)
+    assert gate.try_acquire(priority="idle", renew=False) is not None
+    assert gate.try_acquire(priority="idle", renew=False) is None
+    assert gate.try_acquire(priority="live", renew=False) is not None
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_whatever_happens_it_moves_by_the_rules(store: str) -> None:
     event = st.tuples(

@@ -90,6 +90,20 @@ FAMILIES: dict[str, list[Policy]] = {
         Policy("adaptive", [Concurrency(6, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
         Policy("adaptive", [Concurrency(4, lease="9s", adaptive=Aimd(start=2, minimum=2, decrease=1), name="c")]),
     ],
+    "shares": [
+        Policy(
+            "shares",
+            [Concurrency(6, lease="9s", adaptive=Aimd(start=4, minimum=1, increase_every=2), name="c")],
+            priorities=CLASSES,
+            patience=7 * SECOND,
+        ),
+        Policy(
+            "shares",
+            [Concurrency(8, lease="9s", adaptive=Aimd(start=3, minimum=1, decrease=1), name="c", by="org")],
+            priorities={**CLASSES, "idle": 0.25},
+            patience=7 * SECOND,
+        ),
+    ],
     "promises": [
         Policy("promises", [Bucket(3, per="3s", name="b"), Window(6, per="10s", name="w")], waiting="promise"),
         Policy("promises", [Bucket(4, per="3s", burst=5, name="b"), Window(6, per="9s", name="w")], waiting="promise"),

@@ -93,7 +93,7 @@ class PlanTemplate:
         ]
         rates = [step for step in self.steps if not step.limit.leased]
         slots = [(step.limit, step) for step in self.steps if isinstance(step.limit, Concurrency)]
-        fixed = [step for limit, step in slots if limit.adaptive is None]
+        fixed = [step for limit, step in slots if limit.adaptive is None and limit.whole is None]
         self.slots = [(step.member, step.by, step.value + DUST - 1.0) for step in fixed]
         self.others = [
             (step.limit.earliest, step.limit.charge, step.member, step.by, step.cost, step.value) for step in rates[:-1]
@@ -376,7 +376,7 @@ class Policy:
             steps.append(Step(limit, limit.name, limit.by, 0.0, limit.limit, limit.name, 1.0, -1))
             for at, (name, share) in enumerate(self.priorities.items()):
                 if at <= rank and share < 1.0:
-                    part = limit.scaled(share)
+                    part = limit.share_for_class(share)
                     member = f"{limit.name}@{name}"
                     steps.append(Step(part, member, limit.by, 0.0, part.limit, limit.name, share, at))
         return steps

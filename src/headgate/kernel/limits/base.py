@@ -102,6 +102,10 @@ class Limit:
         """The same rule for a share of it: what a priority class may use."""
         return self.with_limit(self.limit * share)
 
+    def share_for_class(self, share: float) -> Limit:
+        """The rule for a priority class's share of this one, in the same gate and beside it."""
+        return self.scaled(share)
+
     def replaced(self, field: str, value: Any) -> Limit:
         """The same rule with another value of one of its `fields`, as `spec()` has it; itself where that is its value."""
         spec = list(self.spec())

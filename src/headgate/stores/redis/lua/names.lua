@@ -20,7 +20,7 @@ local records, states, permits, begin_records, begin_line, write_records, space,
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
 local outcome_of
 -- plan.lua
-local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
+local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large, rounded
 local earliest, earliest_now, blocked_by, charge, hold, let_go
 -- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
