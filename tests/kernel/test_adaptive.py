@@ -1,5 +1,6 @@
 """Adaptive concurrency: one working limit for everybody, moved by how calls end."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Aimd, Concurrency, Gate
+from headgate.events import Event, subscribe
 from headgate.testing import FakeClock
 from tests.support.stores import STORES, examples
 
@@ -144,6 +146,42 @@ def test_it_never_grows_above_the_limit_nor_above_an_override_of_it(made: Any) -
     assert len(fill(gate)) == 3
 
 
+@pytest.fixture
+def moves() -> Iterator[list[tuple[Any, ...]]]:
+    """The limit, key, old and new value and outcome of each `adapted` event."""
+    told: list[tuple[Any, ...]] = []
+
+    def sink(event: Event) -> None:
+        if event.kind == "adapted":
+            told.append(tuple(event.facts[name] for name in ("limit", "key", "old", "new", "outcome")))
+
+    stop = subscribe(sink)
+    yield told
+    stop()
+
+
+def test_a_limit_that_grows_is_told_with_its_old_and_new_value(made: Any, moves: list[Any]) -> None:
+    gate = adaptive(made[0], start=2, increase_every=2)
+    for permit in fill(gate):
+        permit.release("ok")
+    assert moves == [("c", None, 2, 3, "ok")]
+
+
+def test_a_limit_that_shrinks_is_told_with_its_old_and_new_value(made: Any, moves: list[Any]) -> None:
+    store, clock = made
+    gate = Gate("g", [Concurrency(40, lease="1h", name="c", adaptive=Aimd(start=8), by="org")], store=store)
+    permit = gate.try_acquire(key={"org": "acme"}, renew=False)
+    clock.advance("1s")
+    permit.release("overloaded")
+    assert moves == [("c", "acme", 8, 6, "overloaded")]
+
+
+def test_a_release_by_id_tells_of_the_move_too(made: Any, moves: list[Any]) -> None:
+    gate = adaptive(made[0], start=1, minimum=1, increase_every=1)
+    assert gate.release(gate.try_acquire(renew=False).id)
+    assert moves == [("c", None, 1, 2, "ok")]
+
+
 def test_two_gates_of_one_name_share_one_working_limit(made: Any) -> None:
     store, clock = made
     one, two = adaptive(store, start=8), adaptive(store, start=8)
@@ -185,6 +223,8 @@ def test_a_share_moves_with_the_working_limit(made: Any) -> None:
 
 def test_a_class_keeps_one_slot_however_low_the_working_limit_is(made: Any) -> None:
     gate = classes(made[0], start=2)
+    for _ in range(2):  # a quarter of two slots is half of one
+        gate.try_acquire(priority="idle", renew=False).release("error")
     assert gate.try_acquire(priority="idle", renew=False) is not None
     assert gate.try_acquire(priority="idle", renew=False) is None
     assert gate.try_acquire(priority="live", renew=False) is not None

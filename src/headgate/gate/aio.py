@@ -386,7 +386,7 @@ class AsyncGate(BaseGate):
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
         command = self._release_of(permit_id, outcome, retry_after, cost)
-        return self._in_share(command) is not None or not (await self._run(command)).lost
+        return self._in_share(command) is not None or self._released(command, await self._run(command))
 
     async def renew(self, permit_id: str, lease: Duration | None = None) -> float:
         """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""

@@ -6,11 +6,11 @@ from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
 from ..kernel.model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
-from .permit import checked_actual
+from .permit import checked_actual, tell_adapted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..kernel.model import Pulse, Snapshot
+    from ..kernel.model import Ended, Pulse, Snapshot
     from ..kernel.plan import Policy
     from .base import Cost, Duration, Key
 
@@ -88,6 +88,11 @@ class Inspection:
         self._check_id("a permit is released", permit_id)
         delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
         return Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
+
+    def _released(self, command: Release, ended: Ended) -> bool:
+        """Whether there was a permit to end."""
+        tell_adapted(self.name, ended, command.outcome)
+        return not ended.lost
 
     def _extension_of(self, permit_id: str, lease: Duration | None) -> Extend:
         self._check_id("a lease is renewed", permit_id)

@@ -12,7 +12,7 @@ from ..kernel.flows import denied, granted
 from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait
 from ..stores.base import DIGITS, checked
 from .base import checked_holder
-from .permit import Terms
+from .permit import Terms, tell_adapted
 from .prepared import numbers
 
 TYPE_CHECKING = False
@@ -226,7 +226,8 @@ class ServedGate:
         """Whether there was a permit to end; True where the store is away and the release is sent later."""
         if not isinstance(reply, StoreUnavailable):
             # A permit of the local share is not in the store, also when that is back.
-            return not checked(reply).lost or self.gate._in_share(command) is not None
+            tell_adapted(self.name, checked(reply), command.outcome)
+            return not reply.lost or self.gate._in_share(command) is not None
         # The lease would expire by itself; sending the release later is better than failing work that is done.
         if self.gate._in_share(command) is None:
             self.gate._keeper.later(command)

@@ -104,12 +104,22 @@ class Refusal:
 Decision = Grant | Wait | Refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The working limit of an adaptive limit went from `old` to `new`; `key` where the limit is by one."""
+
+    limit: str
+    key: str | None
+    old: float
+    new: float
+
+
 @dataclass(slots=True)
 class Ended:
-    """The answer to a release. `lost` says that the lease had already ended before; `adapted` that a limit moved by it."""
+    """The answer to a release. `lost` says that the lease had already ended before; `adapted` which limits moved by it."""
 
     lost: bool = False
-    adapted: bool = False
+    adapted: tuple[Adapted, ...] = ()
     #: The store's time, where the permit goes on.
     at: int = 0
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     #: A permit's lease: its id, when it expires, and what others need to know of it (see commands.Admit).
     Lease = tuple[str, int, Any]
     Taker = Callable[[Records, int, str], int]
+    #: The working limit of an adaptive limit before and after.
+    Moved = tuple[float, float]
 
 #: The largest amount that a double holds.
 LARGEST = 1.7976931348623157e308
@@ -192,9 +194,11 @@ class Limit:
     def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
         """The upstream is known to have counted by now what was charged at `at`."""
 
-    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
-        """A permit that was granted at `granted` ends with `outcome`. Returns whether an adaptive limit moved by it."""
-        return False
+    def feedback(
+        self, records: Records, now: int, member: str, value: float, outcome: str, granted: int
+    ) -> Moved | None:
+        """A permit that was granted at `granted` ends with `outcome`. Returns how an adaptive limit moved, if it did."""
+        return None
 
     @staticmethod
     def until(records: Records, member: str, state: Any) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..model import LimitUsage
     from ..records import Records, Space
-    from .base import Duration, Lease
+    from .base import Duration, Lease, Moved
 
 #: For how long an unused adaptive limit remembers what it has learned.
 MEMORY = 24 * 3600 * SECOND
@@ -172,16 +172,18 @@ class Concurrency(Limit):
         else:
             records.leases[member].delete(lease[0])
 
-    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
-        """Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved."""
+    def feedback(
+        self, records: Records, now: int, member: str, value: float, outcome: str, granted: int
+    ) -> Moved | None:
+        """Move an adaptive limit by how a permit ended (before its lease goes)."""
         if self.adaptive is None or (state := self._state(records, member)) is None:
-            return False
+            return None
         working = self.in_force(records, member, state, value)
         prune(records.leases[member], now)
         in_use = len(records.leases[member])
         after = self.adaptive.next(working, state[2], state[3], outcome, granted, now, in_use, value)
         records.states[member] = ("concurrency", *after, now + MEMORY)
-        return after[0] != working
+        return None if after[0] == working else (working, after[0])
 
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         state = self._state(records, member)

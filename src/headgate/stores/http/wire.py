@@ -22,7 +22,19 @@ from ...errors import (
 )
 from ...kernel.commands import FORMS
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS, writer
-from ...kernel.model import Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
+from ...kernel.model import (
+    Adapted,
+    Ended,
+    Grant,
+    LimitUsage,
+    Override,
+    Pulse,
+    Refusal,
+    Snapshot,
+    Wait,
+    names_of,
+    plain,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +143,7 @@ def _error_row(error: BaseException) -> tuple[Any, ...]:
 
 
 def _values(things: Any) -> list[Any]:
-    """Usages or overrides, each as the list of its fields; what is infinite is None, since JSON knows no infinity."""
+    """Usages, overrides or moves, each as the list of its fields; what is infinite is None, as JSON has no infinity."""
     return [list(plain(thing).values()) for thing in things]
 
 
@@ -159,7 +171,7 @@ def row(reply: Any) -> Any:
             worth,
         )  # a promise has no lease: the time of the decision stands in its place
     if kind is Ended:
-        return ("e", reply.lost, reply.adapted, reply.at)
+        return ("e", reply.lost, _values(reply.adapted), reply.at)
     if kind is Wait:
         return ("w", reply.at, reply.limit, reply.position, reply.check_at, reply.now, reply.reason)
     if kind is Refusal:
@@ -183,7 +195,10 @@ def answer(replies: Sequence[Any], seen: Mapping[str, int]) -> bytes:
 
 
 def _ended(raw: Any) -> Ended:
-    return Ended(*raw[1:])
+    _, lost, adapted, at = raw
+    # A guard of an earlier version says only whether a limit moved.
+    moves = () if isinstance(adapted, bool) else tuple(Adapted(*move) for move in adapted)
+    return Ended(lost, moves, at)
 
 
 def _wait(raw: Any) -> Wait:

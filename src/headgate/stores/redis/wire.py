@@ -14,7 +14,19 @@ from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
 from ...kernel.commands import FORMS, Admit, Renew, Settle
 from ...kernel.commands.table import writer
 from ...kernel.limits import KINDS
-from ...kernel.model import SECOND, Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
+from ...kernel.model import (
+    SECOND,
+    Adapted,
+    Ended,
+    Grant,
+    LimitUsage,
+    Override,
+    Pulse,
+    Refusal,
+    Snapshot,
+    Wait,
+    names_of,
+)
 from .pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
@@ -224,7 +236,7 @@ def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...],
 
 # --- what comes back ------------------------------------------------------------------------------------------------
 
-_ENDED = tuple(Ended(bool(bits & 1), bool(bits & 2)) for bits in range(4))
+_ENDED = (Ended(), Ended(lost=True))
 
 
 def decode(commands: Sequence[Command], raw: Any) -> Decoded:
@@ -282,6 +294,11 @@ def _refusal(command: Any, raw: Any) -> Refusal:
 
 def _goes_on(command: Any, raw: Any) -> Ended:
     return Ended(raw[1] == 1, at=raw[2])
+
+
+def _adapted(command: Any, raw: Any) -> Ended:
+    moves = tuple(Adapted(_text(limit), _name(key), float(old), float(new)) for limit, key, old, new in raw[2])
+    return Ended(raw[1] == 1, moves)
 
 
 def _error(command: Any, raw: Any) -> HeadgateError:
@@ -344,6 +361,7 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "W": _wait,
     "R": _refusal,
     "D": _goes_on,
+    "A": _adapted,
     "E": _error,
     "P": _pulse,
     "S": _snapshot,

@@ -195,16 +195,17 @@ function makers.concurrency()
       return min(working, maximum), 0, shrunk
     end
 
-    -- Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved.
+    -- Move an adaptive limit by how a permit ended (before its lease goes). Returns the working limit before and after, if
+    -- it moved.
     function Concurrency:feedback(now, member, value, outcome, granted)
       local state = state_of(self, member)
-      if not self.adaptive or not state then return false end
+      if not self.adaptive or not state then return nil end
       local working, leases = self:in_force(member, state, value), space('leases', member)
       prune(leases, now)
       local after, streak, shrunk =
         following(self.adaptive, working, state[3], state[4], outcome, granted, now, leases:len(), value)
       states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY, state[6]})
-      return after ~= working
+      if after ~= working then return working, after end
     end
 
     function Concurrency:describe(now, member, value)

@@ -15,9 +15,11 @@ function refusal_of(limit, reason, at, now)
   return {'R', limit or false, reason, whole(at), now}
 end
 
--- Ended: a number, lost 1 and adapted 2; with its moment where the permit goes on.
+-- Ended: a number, 1 where the lease was lost; with the limits that moved where any did (its moment, where the permit goes on,
+-- is another reply: see `settle`).
 local function ended_of(lost, adapted)
-  return (lost and 1 or 0) + (adapted and 2 or 0)
+  local bit = lost and 1 or 0
+  return adapted[1] and {'A', bit, adapted} or bit
 end
 
 -- A member of `assumed` after a loss: the line is gone, so that no call holds anything any more.
