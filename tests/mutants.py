@@ -107,6 +107,27 @@ MUTANTS = [
         "a class keeps one slot, however low the working limit is",
     ),
     Mutant(
+        "looks-at-the-dead",
+        "kernel/commands/peek.py",
+        "if head.tickets and now >= line.line_state(view).timer_at:",
+        "if False:",
+        "a look leaves out the waiters of a dead process",
+    ),
+    Mutant(
+        "looks-touch",
+        "kernel/commands/peek.py",
+        "view = Overlay(records)",
+        "view = records",
+        "a look changes nothing",
+    ),
+    Mutant(
+        "overlay-shows-the-deleted",
+        "kernel/overlay.py",
+        "while pair is not None and pair[1] in self._hidden:",
+        "while False:",
+        "what a look ends is over for the rest of the look",
+    ),
+    Mutant(
         "late-release-counts",
         "kernel/commands/settle.py",
         "if leases.get(self.id) is None:\n                    lives = False",
@@ -257,7 +278,7 @@ TESTS = [
     "tests/testing/test_store_suite.py",
     *(
         f"tests/kernel/test_{topic}.py"
-        for topic in ("serving", "line", "promises", "endings", "adaptive", "calendar", "loss", "limits")
+        for topic in ("serving", "line", "promises", "endings", "adaptive", "calendar", "loss", "limits", "looks")
     ),
     *(f"tests/gate/test_{topic}.py" for topic in ("gate", "inspection", "permit", "bad_input")),
 ]

@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
         return (type(value), str(value))
     if isinstance(value, Snapshot):
         # Leases of the same moment are in no order.
-        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row[3], row[0]))))
+        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row.granted_at, row.id))))
     return value
 
 

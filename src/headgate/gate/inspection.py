@@ -41,21 +41,27 @@ class Inspection:
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
             Holder(
-                id=id,
-                holder=holder,
-                key=key,
-                since=(snapshot.now - at) / SECOND,
-                expires=(expires - snapshot.now) / SECOND,
-                priority=names[rank] if rank < len(names) else None,
+                id=lease.id,
+                holder=lease.holder,
+                key=lease.key,
+                since=(snapshot.now - lease.granted_at) / SECOND,
+                expires=(lease.expires_at - snapshot.now) / SECOND,
+                priority=names[lease.rank] if lease.rank < len(names) else None,
             )
-            for id, holder, key, at, expires, rank in snapshot.leases
+            for lease in snapshot.leases
         ]
 
     def _waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
-            Waiter(id, holder, key, (snapshot.now - since) / SECOND, names[rank] if rank < len(names) else None)
-            for id, holder, key, since, rank in snapshot.waiters
+            Waiter(
+                id=ticket.id,
+                holder=ticket.holder,
+                key=ticket.key,
+                since=(snapshot.now - ticket.since) / SECOND,
+                priority=names[ticket.rank] if ticket.rank < len(names) else None,
+            )
+            for ticket in snapshot.waiters
         ]
 
     def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:

@@ -81,7 +81,7 @@ class Wait:
     check_at: int | None = None
     #: The store's time at the decision; `at - now` is how long.
     now: int = 0
-    #: What blocks when it is no limit: "paused".
+    #: What blocks when it is no limit: "paused", or "line" for the tickets before it.
     reason: str = ""
 
     @property
@@ -267,6 +267,33 @@ class Wake:
     delay: int | None = None
 
 
+# What a look finds, in microseconds of the store's clock. Fields travel in this order: a new one goes to the end, and has a
+# default.
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A live lease."""
+
+    id: str
+    holder: str | None
+    key: Mapping[str, str]
+    granted_at: int
+    expires_at: int
+    rank: int
+
+
+@dataclass(slots=True)
+class WaitingTicket:
+    """A ticket in line."""
+
+    id: str
+    holder: str | None
+    key: Mapping[str, str]
+    since: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What `Peek` found; `gate.py` turns it into `Usage`, `Holder`, `Waiter` and `Explanation`."""
@@ -277,10 +304,10 @@ class Snapshot:
     pause_reason: str = ""
     waiting: int = 0
     limits: tuple[LimitUsage, ...] = ()
-    leases: tuple[Any, ...] = ()
+    leases: tuple[HeldLease, ...] = ()
     overrides: tuple[Override, ...] = ()
     decision: Any = None
-    waiters: tuple[Any, ...] = ()
+    waiters: tuple[WaitingTicket, ...] = ()
 
 
 def names_of(kind: type) -> tuple[str, ...]:

@@ -272,8 +272,8 @@ def let_go(records: Records, now: int, steps: Steps, lease: Lease) -> None:
 class Policy:
     """The limits of one gate, its classes (highest first, name → share), and its timings in microseconds."""
 
-    __slots__ = ("_by_class", "_fingerprint", "_ranks", "_templates", "claim", "keys", "limits", "name", "patience",
-                 "priorities", "units", "waiting")  # fmt: skip
+    __slots__ = ("_by_class", "_everything", "_fingerprint", "_ranks", "_templates", "claim", "keys", "limits", "name",
+                 "patience", "priorities", "units", "waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -306,6 +306,7 @@ class Policy:
         self._ranks.update((name, rank) for rank, name in enumerate(self.priorities))
         #: By rank, every limit that a class must pass, before cost and key are known.
         self._by_class = [self._steps(rank) for rank in range(max(1, len(self.priorities)))]
+        self._everything: Plan | None = None
 
     def _check(self) -> None:
         where = f"gate {self.name!r}"
@@ -384,6 +385,14 @@ class Policy:
     def all_steps(self) -> list[Step]:
         """Every limit of the gate, and every class's share of one."""
         return self._by_class[-1]
+
+    def everything(self) -> Plan:
+        """A plan that has every limit and every share of a class, for a look; of those by a key, for no key that is used."""
+        if self._everything is None:
+            lowest = list(self.priorities)[-1] if self.priorities else None
+            plain = dict.fromkeys(self.keys, "-")
+            self._everything = self.plan(dict.fromkeys(self.units, 1.0), plain or None, lowest)
+        return self._everything
 
     def plan(
         self, cost: float | Mapping[str, float] = 1, key: Mapping[str, str] | None = None, priority: str | None = None

@@ -116,6 +116,9 @@ if TYPE_CHECKING:
         def space(self, kind: str, name: str = ...) -> Space:
             """`kinds[kind][name]`, for where it need not be quick."""
 
+        def existing(self, kind: str, name: str = ...) -> Space | None:
+            """The space, or None: one that is not there is not made. For looks."""
+
         def drop(self, kind: str, name: str = ...) -> None:
             """Forget a whole space."""
 
@@ -344,6 +347,9 @@ class ByKind:
         _named, NAMED_ATTRIBUTES.values()
     )
 
+    def existing(self, kind: str, name: str = "") -> Any:
+        return self.kinds[kind][name]  # type: ignore[attr-defined]
+
 
 class DictRecords:
     """The state of one gate in memory."""
@@ -383,6 +389,9 @@ class DictRecords:
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]
+
+    def existing(self, kind: str, name: str = "") -> DictSpace | None:
+        return self.kinds[kind].get(name)
 
     def drop(self, kind: str, name: str = "") -> None:
         if kind in ALONE:

@@ -137,7 +137,9 @@ class Admit(Command):
             return self._promise(records, now, steps)
         last: Step | None = None
         if paused > now:
-            at = paused
+            at, last = earliest_now(records, now, steps)
+            if at <= paused:
+                at, last = paused, None
         elif tickets and line.is_behind(records, plan, state):
             if not self.waits:
                 return self._in_line(state, now, tickets + 1, paused)
@@ -219,7 +221,7 @@ class Admit(Command):
             place,
             timer_at if timer == self.id else None,
             now,
-            "paused" if paused > now else "",
+            "paused" if paused > now else "line",
         )
 
     def _drop_own_wakes(self, records: Records) -> None:

@@ -53,14 +53,19 @@ def _begin_otherwise(now: int, records: Records) -> int:
     seq = head.seq
     head.now = now
     if seq < records.seen:
-        head.seq = records.seen + 1
-        records.drop("assumed")
-        head.amend(lost=now)
+        lose(now, records)
     else:
         head.seq = seq + 1
     if not seq & REAP_MASK:
         _reap(now, records)
     return now
+
+
+def lose(now: int, records: Records) -> None:
+    """State was lost: from now on rates come back with time, and live holders register again."""
+    records.head.seq = records.seen + 1
+    records.drop("assumed")
+    records.head.amend(lost=now)
 
 
 def _reap(now: int, records: Records) -> None:

@@ -26,12 +26,14 @@ from ...kernel.model import (
     Adapted,
     Ended,
     Grant,
+    HeldLease,
     LimitUsage,
     Override,
     Pulse,
     Refusal,
     Snapshot,
     Wait,
+    WaitingTicket,
     names_of,
     plain,
 )
@@ -154,7 +156,9 @@ def _decision_row(decision: Any) -> Any:
 #: The fields of a snapshot that are no numbers or texts: how each is written.
 _SNAPSHOT_WRITERS: dict[str, Callable[[Any], Any]] = {
     "limits": _values,
+    "leases": _values,
     "overrides": _values,
+    "waiters": _values,
     "decision": _decision_row,
 }
 
@@ -219,17 +223,18 @@ def _usage(raw: Any) -> LimitUsage:
     return replace(usage, next_free=float("inf")) if usage.next_free is None else usage
 
 
-def _tuples(raw: Any) -> tuple[Any, ...]:
-    return tuple(map(tuple, raw))
+def _rows(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the rows of a kind of record; a guard of a later version may tell more."""
+    return lambda raw: tuple(kind(*row[: len(names_of(kind))]) for row in raw)
 
 
 #: The fields of a snapshot that are no numbers or texts: how each is read.
 _SNAPSHOT_READERS: dict[str, Callable[[Any], Any]] = {
     "limits": lambda raw: tuple(map(_usage, raw)),
-    "leases": _tuples,
-    "overrides": lambda raw: tuple(Override(*override) for override in raw),
+    "leases": _rows(HeldLease),
+    "overrides": _rows(Override),
     "decision": lambda raw: None if raw is None else read_reply(raw),
-    "waiters": _tuples,
+    "waiters": _rows(WaitingTicket),
 }
 
 

@@ -108,42 +108,53 @@ local function waiters()
   return rows
 end
 
--- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
--- waiters are wanted.
-function changes.p(now, wanted)
-  local head = records.head
+-- An ask that does not wait, and is not charged: see `grant`.
+local QUESTION = {lease = 0, plain = false, waits = false, remembered = false, latest = 0, session = '', looks = true}
+
+-- What would become of an ask: false where it would go now.
+local function question(now, plan)
+  local reply = decide_ask(now, QUESTION, plan, '', false)
+  if reply and reply[1] == 'R' and tonumber(reply[4]) < NEVER then -- of a promise gate: its time is still to come
+    return wait_of(tonumber(reply[4]), reply[2], records.head.tickets + 1, nil, now, not reply[2] and 'paused' or '')
+  end
+  return reply
+end
+
+-- The member of the limit that is waited for, whose holders are of interest; nil where it is no limit.
+local function blocking_member(now, steps, limit)
+  local at, member = now, nil
+  for _, step in ipairs(steps) do
+    if step.base == limit then
+      local moment = step.limit:earliest(now, step.member, step.cost, step.value, now)
+      if not member or moment > at then at, member = moment, step.member end
+    end
+  end
+  return member
+end
+
+local function look(now, wanted)
+  local head, asked = records.head, wanted[3]
+  local seq = head.seq
   if now < head.now then now = head.now end
-  local policy = policy_of(wanted[2])
+  head.now = now
+  if seq < records.seen or records.torn then
+    records.torn = false
+    lose(now)
+    if records.forgets_line then space('assumed'):set('', 1) end -- NO_LINE
+  end
+  if head.tickets > 0 and now >= line_module().line_state().timer_at then
+    line_module().serve(now) -- as the next decision will
+  end
+  local plan = recall(asked or wanted[5])
+  local steps = steps_in_force(now, plan)
   local limits, decision, blocking = {}, false, nil
-  if wanted[3] then
-    local plan = recall(wanted[3])
-    local steps = head.overrides > 0 and current(plan) or plan.steps
-    for index, step in ipairs(steps) do limits[index] = described(now, step) end
-    local excessive = too_large(plan, steps)
-    local at, step = now, nil
-    if excessive then -- what never fits has no earliest moment, and looking for it would take as long
-      at = now
-    elseif policy.waiting == 'promise' then -- on its grid; in a line the answer is exact, as in `admit`
-      at, step = earliest(now, steps, now)
-    else
-      at, step = earliest_now(now, steps)
-    end
-    if excessive then
-      decision = refusal_of(excessive.base, too_large_text(excessive, plan), NEVER, now)
-    elseif head.paused > now and head.paused >= at then
-      decision = wait_of(head.paused, nil, head.tickets + 1, nil, now, 'paused')
-    elseif at > now then
-      decision = wait_of(at, step.base, head.tickets + 1, nil, now)
-      blocking = step.member
-    elseif head.tickets > 0 and line_module().is_behind(plan) then
-      local state = line_module().line_state()
-      decision =
-        wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, head.tickets + 1, nil, now, 'line')
-    end
-  else
-    local plan = recall(wanted[5])
-    for _, step in ipairs(head.overrides > 0 and current(plan) or plan.steps) do
-      if not step.keyed then limits[#limits + 1] = described(now, step) end
+  for _, step in ipairs(steps) do
+    if asked or not step.keyed then limits[#limits + 1] = described(now, step) end
+  end
+  if asked then
+    decision = question(now, plan)
+    if wanted[4] and decision then
+      blocking = blocking_member(now, steps, decision[1] == 'W' and decision[3] or decision[1] == 'R' and decision[2])
     end
   end
   local overrides = {}
@@ -155,8 +166,19 @@ function changes.p(now, wanted)
     end
   end
   local leases = wanted[4] and holders(now, blocking) or {}
-  return {'S', now, head.seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
+  return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
     overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}}
+end
+
+-- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
+-- waiters are wanted. A look decides as the next ask would, on a copy: nothing of it is kept.
+function changes.p(now, wanted)
+  policy_of(wanted[2])
+  if made_line then made_line.finish() end
+  local fine, reply = pcall(on_a_copy, look, now, wanted)
+  if made_line then made_line.begin() end
+  if not fine then error(reply, 0) end
+  return reply
 end
 
 -- --- change.py --------------------------------------------------------------------------------------------------------

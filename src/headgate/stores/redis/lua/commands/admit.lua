@@ -1,6 +1,7 @@
 -- Asks: the port of commands/admit.py.
 
 local function grant(now, ask, plan, steps, at, id, holder)
+  if ask.looks then return false end -- see changes.p: nothing is charged
   local head = records.head
   local expires = ask.lease ~= 0 and now + ask.lease or 0
   local seq = head.seq
@@ -50,7 +51,7 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
     drop_own_wakes(id)
   end
   return wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, min(ticket.place, head.tickets), check_at,
-    now, head.paused > now and 'paused' or '')
+    now, head.paused > now and 'paused' or 'line')
 end
 
 -- The command that is being decided, whose ticket may be the next to be called.
@@ -95,7 +96,11 @@ function admit(now, ask, plan, id, holder)
     local reply = refused_quietly(now, plan)
     if reply then return reply end
   end
-  now = begin(now)
+  return decide_ask(begin(now), ask, plan, id, holder)
+end
+
+-- The rest of `admit`, once the time is known.
+function decide_ask(now, ask, plan, id, holder)
   local head = records.head
   local ticket = head.tickets > 0 and id ~= '' and line_module().find(id) or nil
   if ask.remembered and not (ticket and ticket.remembered) then -- an id on record that stands in line has no permit
@@ -127,11 +132,12 @@ function admit(now, ask, plan, id, holder)
   if plan.policy.waiting == 'promise' then return promise(now, ask, plan, steps, id, holder) end
   local at, last
   if head.paused > now then
-    at = head.paused
+    at, last = earliest_now(now, steps)
+    if at <= head.paused then at, last = head.paused, nil end
   elseif head.tickets > 0 and line_module().is_behind(plan) then
     local state = line_module().line_state()
     at = max(now + 1, state.free_at)
-    if not ask.waits then return wait_of(at, state.limit ~= '' and state.limit, head.tickets + 1, nil, now) end
+    if not ask.waits then return wait_of(at, state.limit ~= '' and state.limit, head.tickets + 1, nil, now, 'line') end
   else
     at, last = earliest_now(now, steps)
     if at <= now then return grant(now, ask, plan, steps, now, id, holder) end

@@ -100,7 +100,7 @@ function begin(now)
 end
 
 -- The plan's steps with the values in force, and lost state made up for.
-local function steps_in_force(now, plan)
+function steps_in_force(now, plan)
   local head = records.head
   local steps = head.overrides > 0 and current(plan) or plan.steps
   local lost = head.lost
