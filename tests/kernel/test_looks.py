@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Concurrency, Denied, Gate, Window
+from headgate import Bucket, Concurrency, Denied, Gate, Quota, Window
 from headgate.kernel.commands import Stand
+from headgate.kernel.model import Grant, Wait
 from headgate.testing import FakeClock
 from tests.support.generated import generated
 from tests.support.histories import ASK, CROWD, DEEDS, FAMILIES, PASSED, History
@@ -169,3 +170,101 @@ def test_a_paused_gate_that_is_also_full_says_when_both_let_it_go(made: Any) -> 
     gate.pause("2m", "more of it")
     assert gate.explain().after == pytest.approx(120)
     assert "more of it" in gate.explain().reason
+
+
+# --- when it would go -------------------------------------------------------------------------------------------------
+
+RATES = {
+    "window": [Window(10, per="10s", slack=0, name="rate")],
+    "window-slack": [Window(7, per="10s", name="rate")],
+    "bucket": [Bucket(60, per="1m", burst=5, slack=0, name="rate")],
+    "quota": [Quota(12, per="minute", slack=0, name="rate")],
+}
+
+
+def served_at(store: Any, clock: FakeClock, tickets: list[Stand]) -> float:
+    """Seconds until the last of these tickets was granted. Each takes its call, and asks again when it is told to."""
+    began = went = clock()
+    while tickets:
+        replies = store.execute(tickets)
+        if any(isinstance(reply, Grant) for reply in replies):
+            went = clock()
+        tickets = [stand for stand, reply in zip(tickets, replies, strict=True) if isinstance(reply, Wait)]
+        looks = [reply.check_at for reply in replies if isinstance(reply, Wait) and reply.check_at is not None]
+        clock.advance(microseconds=max(1000, min([*looks, clock() + 5_000_000]) - clock()))
+    return (went - began) / 1e6
+
+
+@pytest.mark.parametrize("kind", RATES)
+@pytest.mark.parametrize("waiting", [1, 9, 35])
+def test_retry_after_is_when_those_ahead_have_gone(made: Any, kind: str, waiting: int) -> None:
+    store, clock = made
+    gate = Gate("g", RATES[kind], store=store)
+    while gate.try_acquire(cost=2) is not None:
+        clock.advance("300ms")
+    plan = gate.policy.plan(2)
+    line = [Stand(plan, f"t{number}", None, 0, waits=True, session="alive") for number in range(waiting + 1)]
+    assert all(isinstance(reply, Wait) for reply in store.execute(line[:-1]))
+    told = gate.explain(2)
+    with pytest.raises(Denied) as caught:
+        gate.acquire(2, timeout=0)
+    assert (told.after, told.timing, told.position) == (caught.value.retry_after, "exact", waiting + 1)
+    assert caught.value.position == waiting + 1
+    # An ask like it that stands in line takes as long.
+    assert told.after == pytest.approx(served_at(store, clock, line), rel=0.05)
+
+
+def test_a_line_of_different_costs_is_an_estimate_by_what_they_cost(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Bucket(100, per="10s", burst=100, slack=0, name="tpm", unit="tokens")], store=store)
+    gate.acquire({"tokens": 100})
+    for number, tokens in enumerate((60, 20, 40)):
+        stands(gate, store, f"t{number}", cost={"tokens": tokens})
+    told = gate.explain({"tokens": 5})
+    assert told.timing == "estimate"
+    assert told.after == pytest.approx((60 + 20 + 40 + 5) / 10, rel=0.05)
+    assert told.position == 4
+
+
+def test_slots_are_told_as_the_earliest_moment(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Concurrency(1, lease="30s", name="c")], store=store)
+    gate.acquire(renew=False)
+    assert (gate.explain().after, gate.explain().timing) == (30, "earliest")
+    stands(gate, store, "t")
+    told = gate.explain()
+    assert (told.after, told.timing, told.position) == (30, "earliest", 2)
+    with pytest.raises(Denied, match="at the earliest 30 s"):
+        gate.acquire(timeout=0)
+
+
+def test_a_higher_class_does_not_wait_for_the_lower_one(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Window(10, per="10s", slack=0, name="w")], store=store, priorities={"live": 1.0, "batch": 1.0})
+    gate.acquire(cost=10)
+    for number in range(30):
+        stands(gate, store, f"t{number}", priority="batch")
+    assert gate.explain(priority="live").after == pytest.approx(10, abs=0.02)
+    assert gate.explain(priority="live").position == 1
+    assert gate.explain(priority="batch").after == pytest.approx(40, abs=0.1)
+    assert gate.explain(priority="batch").position == 31
+
+
+def test_the_first_ask_of_a_tenant_is_told_its_fair_turn(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Window(1, per="1s", slack=0, name="w"), Window(99, per="1s", name="o", by="org")], store=store)
+    gate.acquire(key={"org": "a"})
+    for number in range(60):
+        stands(gate, store, f"t{number}", key={"org": "a"})
+    assert gate.explain(key={"org": "b"}).after <= 3
+    assert gate.explain(key={"org": "a"}).after == pytest.approx(61, abs=2)
+
+
+def test_a_ticket_that_ran_out_of_time_knows_the_line(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Bucket(60, per="1m", burst=1, slack=0, name="rate")], store=store)
+    gate.acquire()
+    for number in range(30):
+        stands(gate, store, f"t{number}")
+    reply = store.decide(Stand(gate.policy.plan(), "mine", None, 0, waits=True, session="mine"))
+    assert (reply.retry_after, reply.timing) == (pytest.approx(31, rel=0.05), "estimate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.model import SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.model import EXACT, SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from .permit import checked_actual, tell_adapted
 
 TYPE_CHECKING = False
@@ -70,14 +70,16 @@ class Inspection:
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
         decision = snapshot.decision
         after: float | None = 0.0
-        limit, reason = None, "it would go now"
+        limit, reason, position, timing = None, "it would go now", 1, EXACT
         if isinstance(decision, Refusal):
             after, limit, reason = None, decision.limit, decision.reason
         elif isinstance(decision, Wait):
-            after, limit = decision.retry_after, decision.limit
+            after, limit, timing = decision.retry_after, decision.limit, decision.timing
+            before = decision.position - 1 if decision.reason == "line" else 0
+            position = before + 1
             reason = {
                 "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
-                "line": f"{snapshot.waiting} {'waits' if snapshot.waiting == 1 else 'wait'} before it",
+                "line": f"{before} {'waits' if before == 1 else 'wait'} before it",
             }.get(decision.reason, f"limit {limit!r} is used up")
         return Explanation(
             gate=self.name,
@@ -88,6 +90,8 @@ class Inspection:
             limits=snapshot.limits,
             holders=tuple(self._holders_of(snapshot)),
             waiting=snapshot.waiting,
+            position=position,
+            timing=timing,
         )
 
     def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:

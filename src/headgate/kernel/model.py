@@ -36,6 +36,11 @@ NEVER = 2**53
 
 SECOND = 1_000_000
 
+#: How sure the moment of a `Wait` is. An ask is refused before it and granted at it, if nothing is given back; it follows
+#: from what those ahead cost in the mean; or it is the first moment at which a slot ends by itself, and nobody knows when
+#: one is released.
+EXACT, ESTIMATE, EARLIEST = "exact", "estimate", "earliest"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -83,6 +88,8 @@ class Wait:
     now: int = 0
     #: What blocks when it is no limit: "paused", or "line" for the tickets before it.
     reason: str = ""
+    #: How sure `at` is: EXACT, ESTIMATE or EARLIEST.
+    timing: str = EXACT
 
     @property
     def retry_after(self) -> float:
@@ -247,6 +254,10 @@ class Explanation:
     #: Who holds the blocking limit, the longest holder first.
     holders: tuple[Holder, ...] = ()
     waiting: int = 0
+    #: Its place in the line, if it came now: 1 where none is before it.
+    position: int = 1
+    #: How sure `after` is: "exact", "estimate" or "earliest".
+    timing: str = EXACT
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ class Policy:
         return self._by_class[-1]
 
     def everything(self) -> Plan:
-        """A plan that has every limit and every share of a class, for a look; of those by a key, for no key that is used."""
+        """A plan that has every limit and every share of a class, for a look; those by a key are of no key in use."""
         if self._everything is None:
             lowest = list(self.priorities)[-1] if self.priorities else None
             plain = dict.fromkeys(self.keys, "-")

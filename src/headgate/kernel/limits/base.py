@@ -60,6 +60,11 @@ def default_slack(per: int) -> int:
     return min(max(per // 100, SECOND // 10), SECOND)
 
 
+def fitting(value: float, size: float) -> int:
+    """How many asks of a size fit into a limit at once; one at least."""
+    return max(1, int(value / size + 1e-9))
+
+
 class Limit:
     """A rule. Two limits are equal when they would decide alike."""
 
@@ -162,6 +167,14 @@ class Limit:
     def earliest(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
         """The first moment at or after `start` at which `cost` fits, or NEVER. `start` is `now` except for promises."""
         raise NotImplementedError
+
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        """The first moment at which `cost` fits once `ahead` asks of `size` each have gone, as soon as each could."""
+        return self.earliest(records, now, member, cost, value, now)
+
+    def pace(self, value: float) -> float:
+        """Microseconds that a unit takes in the long run; 0 where no time passes between them."""
+        return 0.0
 
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         """Count `cost` from `at` (`now`, or the time of a promise). Returns whether a confirmation would be worth it."""

@@ -119,6 +119,12 @@ class Bucket(RateLimit):
             at = max(at, start + ceil((held + cost - usable) * per_unit))
         return at if at > start else start
 
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        return self.earliest(records, now, member, cost + ahead * size, value, now)
+
+    def pace(self, value: float) -> float:
+        return self.per / value
+
     def taker(self, cost: float, value: float) -> Taker:
         # For the commonest case there is; whatever is unusual goes the long way.
         usable, per_unit = self.in_force(value)

@@ -148,6 +148,9 @@ class Concurrency(Limit):
                 return max(start, int(expires))
         return NEVER
 
+    def pace(self, value: float) -> float:
+        return self.lease / value  # at the slowest: each slot is free again within a lease
+
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         if records.states.get(member) is None:
             until = now + MEMORY

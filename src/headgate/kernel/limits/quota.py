@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidInput, KindChanged
 from ..model import SECOND
-from .base import NO_LEASE, Limit, default_slack
+from .base import NO_LEASE, Limit, default_slack, fitting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,6 +116,25 @@ class Quota(Limit):
             # The full period stops binding `slack` after its end; a neighbour binds until then as well.
             at = max(at + 1, end + self.slack if full[-1] != self.period(at)[1] else end)
         return at
+
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        total = ahead * size + cost
+        if total <= value:
+            at = self.earliest(records, now, member, total, value, now)
+            if at <= now:
+                return at
+        # Some of those ahead go now, then as many as fit at every reset.
+        most = fitting(value, size)
+        state = records.states.get(member)
+        free = value - (_used(state[1], self.period(now)[0]) + state[2] if state is not None else 0.0)
+        here = min(most, max(0, int(free / size + 1e-9)))
+        reset = self.earliest(records, now, member, max(cost, most * size), value, now)
+        if reset <= now:
+            reset = self.period(now)[1] + self.slack
+        return int(reset + max(0, ahead - here) // most * PERIODS[self.per])
+
+    def pace(self, value: float) -> float:
+        return PERIODS[self.per] / value
 
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         state = records.states.get(member)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidInput, KindChanged
 from ..model import NEVER
-from .base import NO_LEASE, TAKEN, WORTH_IT, RateLimit
+from .base import NO_LEASE, TAKEN, WORTH_IT, RateLimit, fitting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,6 +104,15 @@ class Window(RateLimit):
                 return stops if stops > start else start
         # What called tickets hold has no end of its own: it is taken or given back within a claim.
         return self._stops(now, self.span)
+
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        # Of asks that fill the window together each goes when the one as many before it stops counting.
+        rounds, rest = divmod(ahead, fitting(value, size))
+        at = self.earliest(records, now, member, max(cost, min(value, rest * size + cost)), value, now)
+        return self._stops(at, self.span) + (rounds - 1) * self.span if rounds else at
+
+    def pace(self, value: float) -> float:
+        return self.span / value
 
     def taker(self, cost: float, value: float) -> Taker:
         # For the commonest case there is; whatever is unusual goes the long way.

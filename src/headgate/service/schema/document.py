@@ -8,7 +8,7 @@ from html import escape
 from ... import __version__
 from ...http.problems import KINDS, TYPE_PREFIX
 from ...kernel.limits import KINDS as LIMIT_KINDS
-from ...kernel.model import LimitUsage, Usage
+from ...kernel.model import EARLIEST, ESTIMATE, EXACT, LimitUsage, Usage
 from ..routes.batch import DOES
 from ..routes.table import ROUTES
 from ..tokens import SCOPES
@@ -62,6 +62,11 @@ def _list(of: str) -> Schema:
     return {"type": "array", "items": _ref(of)}
 
 
+TIMING: Schema = {
+    "type": "string",
+    "enum": [EXACT, ESTIMATE, EARLIEST],
+    "description": "How sure the time is: `exact`; `estimate`, by what those ahead cost; `earliest`, of slots.",
+}
 PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for renew and release."}
 NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -120,6 +125,8 @@ ANSWERS: dict[str, Schema] = {
         limit=or_null(TEXT),
         reason=TEXT,
         waiting=WHOLE,
+        position={**WHOLE, "description": "Its place in the line, if it came now."},
+        timing=TIMING,
         limits=_list("LimitUsage"),
         holders=_list("Holder"),
     ),
@@ -157,7 +164,8 @@ ANSWERS: dict[str, Schema] = {
             "title": TEXT,
             "status": WHOLE,
             "detail": TEXT,
-            "retry_after": {**SECONDS, "description": "Seconds, exact; `Retry-After` has it in whole seconds."},
+            "retry_after": {**SECONDS, "description": "Seconds until it could go; `Retry-After` is that or later."},
+            "timing": TIMING,
             "limit": or_null(TEXT),
             "gate": or_null(TEXT),
             "position": or_null(WHOLE),

@@ -177,7 +177,7 @@ def row(reply: Any) -> Any:
     if kind is Ended:
         return ("e", reply.lost, _values(reply.adapted), reply.at)
     if kind is Wait:
-        return ("w", reply.at, reply.limit, reply.position, reply.check_at, reply.now, reply.reason)
+        return ("w", *(getattr(reply, name) for name in names_of(Wait)))
     if kind is Refusal:
         return ("r", reply.limit, reply.reason, reply.at, reply.now)
     if kind is Pulse:
@@ -206,7 +206,7 @@ def _ended(raw: Any) -> Ended:
 
 
 def _wait(raw: Any) -> Wait:
-    return Wait(*raw[1:])
+    return Wait(*raw[1 : 1 + len(names_of(Wait))])  # a guard of another version may tell more, or less
 
 
 def _refusal(raw: Any) -> Refusal:

@@ -278,7 +278,7 @@ def _float(raw: Any) -> float | None:
 
 
 def _wait(command: Any, raw: Any) -> Wait:
-    return Wait(int(raw[1]), _name(raw[2]), raw[3], raw[4], raw[5], _text(raw[6]))
+    return Wait(int(raw[1]), _name(raw[2]), raw[3], raw[4], raw[5], _text(raw[6]), _text(raw[7]))
 
 
 def _refusal(command: Any, raw: Any) -> Refusal:

@@ -44,6 +44,14 @@ function makers.bucket()
     return at > start and at or start
   end
 
+  function Bucket:after(now, member, cost, value, ahead, size)
+    return self:earliest(now, member, cost + ahead * size, value, now)
+  end
+
+  function Bucket:pace(value)
+    return self.per / value
+  end
+
   -- A state for a bucket that was never used: empty for long enough for any cost.
   function Bucket:_empty(now, member)
     local state = {'bucket', 0, now - self.per - self.slack, 0, self.drain, 0, false}

@@ -61,6 +61,11 @@ function makers.concurrency()
     return NEVER
   end
 
+  -- Nobody knows when slots are released: the first moment at which one ends by itself, however many wait.
+  function Concurrency:after(now, member, cost, value)
+    return self:earliest(now, member, cost, value, now)
+  end
+
   function Concurrency:charge(now, member, cost, value, at, lease)
     local leases, state = space('leases', member), states:get(member)
     if not state then

@@ -13,6 +13,11 @@ function kind_changed(member, was, now)
   raise('KindChanged', member, was, now)
 end
 
+-- How many asks of a size fit into a limit at once; one at least.
+function fitting(value, size)
+  return max(1, floor(value / size + 1e-9))
+end
+
 makers = {}
 local KINDS = {}
 

@@ -19,7 +19,7 @@ local records, states, permits, begin_records, begin_line, write_records, space,
 local on_a_copy
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
-local outcome_of
+local outcome_of, fitting
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large, rounded
 local earliest, earliest_now, blocked_by, charge, hold, let_go

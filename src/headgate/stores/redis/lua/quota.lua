@@ -6,6 +6,9 @@ function makers.quota()
   local Quota = {kind = 'quota', leased = false, confirmable = false, held = 3, room = false}
   local DAY, CHUNK = 86400, 2 ^ 27
   local LENGTHS = {minute = 60 * SECOND, hour = 3600 * SECOND}
+  -- PERIODS of quota.py
+  local ROUGHLY = {minute = 60 * SECOND, hour = 3600 * SECOND, day = DAY * SECOND, week = 7 * DAY * SECOND,
+    month = 30 * DAY * SECOND, year = 365 * DAY * SECOND}
 
   -- Days since 1970 of a date of the Gregorian calendar, and back: years begin in March here.
   local function days_from_civil(year, month, day)
@@ -140,6 +143,29 @@ function makers.quota()
       at = max(at + 1, full ~= ends and stop + self.slack or stop)
     end
     return at
+  end
+
+  function Quota:after(now, member, cost, value, ahead, size)
+    local total = ahead * size + cost
+    if total <= value then
+      local at = self:earliest(now, member, total, value, now)
+      if at <= now then return at end
+    end
+    -- Some of those ahead go now, then as many as fit at every reset.
+    local most, state = fitting(value, size), states:get(member)
+    local start = self:period(now)
+    local free = value - (state and _used(state[2], start) + state[3] or 0)
+    local here = min(most, max(0, floor(free / size + 1e-9)))
+    local reset = self:earliest(now, member, max(cost, most * size), value, now)
+    if reset <= now then
+      local _, stop = self:period(now)
+      reset = stop + self.slack
+    end
+    return reset + floor(max(0, ahead - here) / most) * ROUGHLY[self.per]
+  end
+
+  function Quota:pace(value)
+    return ROUGHLY[self.per] / value
   end
 
   function Quota:charge(now, member, cost, value, at, lease)

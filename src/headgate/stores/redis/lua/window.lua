@@ -53,6 +53,19 @@ function makers.window()
     return self:_stops(now, self.span)
   end
 
+  function Window:after(now, member, cost, value, ahead, size)
+    -- Of asks that fill the window together each goes when the one as many before it stops counting.
+    local most = fitting(value, size)
+    local rounds = floor(ahead / most)
+    local rest = ahead - rounds * most
+    local at = self:earliest(now, member, max(cost, min(value, rest * size + cost)), value, now)
+    return rounds > 0 and self:_stops(at, self.span) + (rounds - 1) * self.span or at
+  end
+
+  function Window:pace(value)
+    return self.span / value
+  end
+
   local function _forget_hint(slots, at)
     local hint = slots:get('hint')
     if hint and at < hint[1] then slots:delete('hint') end

@@ -7,8 +7,8 @@ local function whole(number)
   return number > NEVER and format('%.0f', number) or number
 end
 
-function wait_of(at, limit, position, check_at, now, reason)
-  return {'W', whole(at), limit or false, position, check_at or false, now, reason or ''}
+function wait_of(at, limit, position, check_at, now, reason, timing)
+  return {'W', whole(at), limit or false, position, check_at or false, now, reason or '', timing or 'exact'}
 end
 
 function refusal_of(limit, reason, at, now)
