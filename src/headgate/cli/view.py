@@ -266,6 +266,8 @@ def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> st
     notes = []
     if (row.name, row.key) in view.overridden:
         notes.append("override")
+    if row.promised:
+        notes.append(f"{amount(row.promised)} promised")
     if row.maximum is not None:
         notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
     if wide and (row.time_left or (longest and not kind_of(row.kind).leased)):

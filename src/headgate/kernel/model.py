@@ -173,7 +173,7 @@ class LimitUsage:
     limit: float = field(
         metadata={"about": "The value that is in force.", "gauge": "The value of a limit that is in force."}
     )
-    available: float = field(metadata={"about": "What is left of it."})
+    available: float = field(metadata={"about": "What is left of it, of what is neither used nor promised."})
     utilisation: float = field(
         metadata={
             "about": "Used by limit, 0 to 1; above 1 after the limit was lowered.",
@@ -193,6 +193,13 @@ class LimitUsage:
     maximum: float | None = field(
         default=None,
         metadata={"about": "Adaptive concurrency: the configured maximum, while `limit` is what is in force."},
+    )
+    promised: float = field(
+        default=0.0,
+        metadata={
+            "about": "Promise gates: units that are promised to asks whose time is still to come; they are not in `used`.",
+            "gauge": "Units of a limit that are promised to asks whose time is still to come.",
+        },
     )
 
 

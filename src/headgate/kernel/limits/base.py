@@ -241,7 +241,14 @@ class Limit:
         return state
 
     def _usage(
-        self, member: str, used: float, value: float, free_in: int, time_left: int | None = None, **more: float | None
+        self,
+        member: str,
+        used: float,
+        value: float,
+        free_in: int,
+        time_left: int | None = None,
+        maximum: float | None = None,
+        promised: float = 0.0,
     ) -> LimitUsage:
         _, _, key = member.partition("|")
         return LimitUsage(
@@ -251,11 +258,12 @@ class Limit:
             key=key or None,
             used=used,
             limit=value,
-            available=max(0.0, value - used),
+            available=max(0.0, value - used - promised),
             utilisation=used / value,
             next_free=max(0, free_in) / SECOND if free_in < NEVER // 2 else float("inf"),
             time_left=None if time_left is None else max(0, time_left) / SECOND,
-            **more,
+            maximum=maximum,
+            promised=promised,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -219,15 +219,15 @@ class Bucket(RateLimit):
         # First: promises whose time has come are part of the level then.
         free_in = self.earliest(records, now, member, cost, value, now) - now
         state = self._state(records, member)
-        used = 0.0
+        used = to_come = 0.0
         if state is not None:
             _, level, at, held, _, promised, _ = state
             used = max(0.0, level - max(0, now - at) * (value / self.per)) + held
             if promised:
                 charges = records.promised[member]
                 for _, time in charges.scan():  # not `sum`, which newer Pythons round in another way than Lua does
-                    used += charges.get(time)
-        return self._usage(member, used, self.largest(value), free_in)
+                    to_come += charges.get(time)
+        return self._usage(member, used, self.largest(value), free_in, promised=to_come)
 
     # --- promises: charges kept in time order -------------------------------------------------------------------
     #

@@ -185,7 +185,11 @@ class Quota(Limit):
         state = self._state(records, member)
         used = _used(state[1], start) + state[2] if state else 0.0
         free_in = self.earliest(records, now, member, min(1.0, value), value, now) - now
-        return self._usage(member, used, value, free_in, end - now)
+        to_come = 0.0
+        for first, amount in state[1] if state else ():
+            if first >= end:
+                to_come += amount
+        return self._usage(member, used, value, free_in, end - now, promised=to_come)
 
 
 def _used(periods: Any, start: int) -> float:

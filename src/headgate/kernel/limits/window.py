@@ -256,10 +256,16 @@ class Window(RateLimit):
         state = self._state(records, member)
         if state is None:
             return self._usage(member, 0.0, value, 0, 0)
-        total, _ = self._prune(records, now, member)
+        total, promised = self._prune(records, now, member)
         cost = min(1.0, value)
         free_in = self.earliest(records, now, member, cost, value, now) - now
-        return self._usage(member, max(0.0, total + state[3]), value, free_in, state[4] - now if total > 0 else 0)
+        to_come = 0.0
+        if promised:
+            slots = self._slots(records, member)
+            for stops, _ in slots.scan(now + self.span + 1):  # what stops then begins after now
+                to_come += slots.get(stops)
+        used = max(0.0, total + state[3] - to_come)
+        return self._usage(member, used, value, free_in, state[4] - now if total > 0 else 0, promised=to_come)
 
     def _prune(self, records: Records, now: int, member: str) -> tuple[float, bool]:
         """Slots that have stopped counting go. Returns what still counts, and whether any of it is promised."""

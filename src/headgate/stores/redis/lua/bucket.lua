@@ -199,15 +199,15 @@ function makers.bucket()
       -- First: promises whose time has come are part of the level then.
       local free_in = self:earliest(now, member, min(1, self:largest(value)), value, now) - now
       local state = state_of(self, member)
-      local used = 0
+      local used, to_come = 0, 0
       if state then
         used = max(0, state[2] - max(0, now - state[3]) * (value / self.per)) + state[4]
         if state[6] ~= 0 then
           local charges = space('promised', member)
-          for _, pair in ipairs(charges:scan()) do used = used + (charges:get(pair[2]) or 0) end
+          for _, pair in ipairs(charges:scan()) do to_come = to_come + (charges:get(pair[2]) or 0) end
         end
       end
-      return usage_of(self, member, used, self:largest(value), free_in)
+      return usage_of(self, member, used, self:largest(value), free_in, nil, nil, to_come)
     end
 
     -- --- promises: charges kept in time order --------------------------------------------------------------------------

@@ -238,7 +238,11 @@ function makers.quota()
     local state = state_of(self, member)
     local used = state and _used(state[2], start) + state[3] or 0
     local free_in = self:earliest(now, member, min(1, value), value, now) - now
-    return usage_of(self, member, used, value, free_in, stop - now)
+    local to_come = 0
+    for _, period in ipairs(state and state[2] or {}) do
+      if period[1] >= stop then to_come = to_come + period[2] end
+    end
+    return usage_of(self, member, used, value, free_in, stop - now, nil, to_come)
   end
 
   return Quota

@@ -231,9 +231,17 @@ function makers.window()
     function Window:describe(now, member, value)
       local state = state_of(self, member)
       if not state then return usage_of(self, member, 0, value, 0, 0) end
-      local total = self:_prune(now, member, value)
+      local total, promised = self:_prune(now, member, value)
       local free_in = self:earliest(now, member, min(1, value), value, now) - now
-      return usage_of(self, member, max(0, total + state[4]), value, free_in, total > 0 and state[5] - now or 0)
+      local to_come = 0
+      if promised then
+        local slots = self:_slots(member)
+        local found = slots:scan(now + self.span + 1) -- what stops then begins after now
+        slots:prefetch_pairs(found)
+        for _, pair in ipairs(found) do to_come = to_come + slots:get(pair[1]) end
+      end
+      local used = max(0, total + state[4] - to_come)
+      return usage_of(self, member, used, value, free_in, total > 0 and state[5] - now or 0, nil, to_come)
     end
 
     -- Whether all that counts is in the slots, or in the one that is being filled. The first is where it should be, unless
