@@ -48,7 +48,7 @@ KERNEL_LAYERS = (
     ("limits",),
     ("plan",),
     ("ahead", "line", "commands"),
-    ("flows",),
+    ("flows", "why"),
 )
 KERNEL_LEVEL = {part: level for level, parts in enumerate(KERNEL_LAYERS) for part in parts}
 

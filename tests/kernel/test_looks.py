@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Bucket, Concurrency, Denied, Gate, Quota, Window
+from headgate import Bucket, Concurrency, Denied, Gate, InvalidInput, Quota, Window
 from headgate.kernel.commands import Stand
 from headgate.kernel.model import Grant, Wait
 from headgate.testing import FakeClock
@@ -268,3 +268,96 @@ def test_a_ticket_that_ran_out_of_time_knows_the_line(made: Any) -> None:
         stands(gate, store, f"t{number}")
     reply = store.decide(Stand(gate.policy.plan(), "mine", None, 0, waits=True, session="mine"))
     assert (reply.retry_after, reply.timing) == (pytest.approx(31, rel=0.05), "estimate")
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_sentence_says_why(made: Any) -> None:
+    store, clock = made
+    limits = [Bucket(6000, per="1m", slack=0, name="tpm", unit="tokens"), Window(900, per="1m", name="rpm")]
+    gate = Gate("gpt", limits, store=store, priorities={"live": 1.0, "batch": 1.0})
+    assert gate.why() == "free now"
+    gate.acquire({"tokens": 5900})
+    for number in range(36):
+        stands(gate, store, f"{number}", cost={"tokens": 1412}, priority="batch")
+    assert gate.why() == "36 wait for tpm: the first (job 0, batch) needs 1,412 of 100 left; goes in 13 s"
+    gate.pause("30s", "maintenance")
+    assert gate.why() == "paused for 30 s: maintenance; 36 wait"
+    clock.advance("11m")
+    assert gate.why() == "free now"  # the process that waited is gone
+
+
+def test_a_full_gate_says_which_limit_is_used_up(made: Any) -> None:
+    store, clock = made
+    gate = Gate("g", [Window(2, per="1m", slack=0, name="rpm"), Concurrency(9, name="c")], store=store)
+    gate.acquire(cost=2, renew=False)
+    clock.advance("18s")
+    assert gate.why() == "rpm is used up: the next ask can go in 42 s"
+
+
+def test_slots_that_are_waited_for_are_said_so(made: Any) -> None:
+    store, clock = made
+    gate = Gate("g", [Concurrency(1, lease="30s", name="c")], store=store)
+    gate.acquire(holder="sleeper", renew=False)
+    assert gate.why() == "c is used up: the next ask can go within 30 s"
+    clock.advance("5s")
+    stands(gate, store, "one")
+    assert gate.why() == "1 waits for c: the first (job one) needs a slot, and none is free; one ends by itself in 25 s"
+
+
+def test_a_promise_gate_says_what_is_promised(made: Any) -> None:
+    store, _ = made
+    gate = Gate("g", [Bucket(10, per="10s", burst=1, slack=0, name="b")], store=store, waiting="promise")
+    for _ in range(15):
+        gate.reserve()
+    assert gate.why() == "b is used up, and 14 are promised: the next ask can go in 15 s"
+
+
+def test_waiters_say_what_they_cost_what_they_wait_for_and_when_they_would_go(made: Any) -> None:
+    store, _ = made
+    limits = [Bucket(60, per="1m", burst=1, slack=0, name="all"), Window(1, per="1m", slack=0, name="each", by="org")]
+    gate = Gate("g", limits, store=store, priorities={"live": 1.0, "batch": 1.0})
+    gate.acquire(key={"org": "a"})
+    stands(gate, store, "a1", key={"org": "a"})
+    for number in range(3):
+        stands(gate, store, f"b{number}", key={"org": f"b{number}"}, priority="batch")
+    first, *rest = gate.waiters()
+    assert (first.id, first.limit, first.priority, first.state) == ("a1", "each", "live", "waits")
+    assert (first.cost, first.goes_in) == ({"requests": 1}, pytest.approx(60, rel=0.01))
+    assert [(waiter.limit, waiter.priority) for waiter in rest] == [("all", "batch")] * 3
+    assert [waiter.goes_in for waiter in rest] == [1, 2, 3]
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_that_use_most_of_a_limit_are_told(made: Any) -> None:
+    store, _ = made
+    limits = [Window(10, per="1m", slack=0, name="rpm", by="org"), Concurrency(9, name="slots", by="org")]
+    gate = Gate("g", limits, store=store)
+    for org, calls in (("acme", 9), ("beta", 2), ("acorn", 5), ("zeta", 1)):
+        for _ in range(calls):
+            gate.acquire(key={"org": org}, renew=False)
+    assert [(row.key, row.used, row.limit) for row in gate.keys("rpm", top=3)] == [
+        ("acme", 9, 10),
+        ("acorn", 5, 10),
+        ("beta", 2, 10),
+    ]
+    assert [row.key for row in gate.keys("rpm", search="ac")] == ["acme", "acorn"]
+    assert [(row.key, row.used) for row in gate.keys("slots", top=1)] == [("acme", 9)]
+    gate.set_limit("rpm", 1, key={"org": "zeta"})
+    assert [row.key for row in gate.keys("rpm", top=1)] == ["zeta"]  # all of its own limit
+    with pytest.raises(InvalidInput, match="rpm, slots"):
+        Gate("h", [*limits, Window(1, per="1s", name="all")], store=store).keys("all")
+    with pytest.raises(InvalidInput, match="from 1 to"):
+        gate.keys("rpm", top=0)
+
+
+def test_a_bucket_that_has_run_off_is_not_the_fullest(made: Any) -> None:
+    store, clock = made
+    gate = Gate("g", [Bucket(60, per="1m", burst=60, slack=0, name="b", by="org")], store=store)
+    gate.acquire(cost=60, key={"org": "before"})
+    clock.advance("59s")
+    gate.acquire(cost=5, key={"org": "now"})
+    assert [(row.key, row.used) for row in gate.keys("b")] == [("now", 5), ("before", pytest.approx(1))]

@@ -161,6 +161,33 @@ def test_a_refusal_names_the_limit_and_says_when(client: Client) -> None:
     assert refused.headers["ratelimit-policy"] == '"few";q=2;w=3600'
 
 
+def test_a_gate_says_why_who_waits_and_which_keys_use_most(client: Client) -> None:
+    for org, calls in (("loud", 1), ("quiet", 1)):
+        for _ in range(calls):
+            client.acquire("tenants", key={"org": org})
+    waiting = client.begin("/v1/gates/tenants/acquire", {"key": {"org": "loud"}, "wait": 4, "holder": "job 7"})
+    while not client.waiting("tenants"):
+        time.sleep(0.01)
+    told = client.get("/v1/gates/tenants/waiters?key=org=loud").json
+    [waiter] = told["waiters"]
+    assert (waiter["holder"], waiter["limit"], waiter["cost"], waiter["state"]) == (
+        "job 7",
+        "each",
+        {"requests": 1},
+        "waits",
+    )
+    assert 50 < waiter["goes_in"] <= 61
+    assert told["why"].startswith("1 waits for each of loud: the first (job 7) needs 1 of 0 left; goes in ")
+    assert client.get("/v1/gates/tenants").json["why"].startswith("1 waits for each of loud")
+    assert client.get("/v1/gates/tenants/explain?key=org=loud").json["why"].startswith("1 waits for each of loud")
+    assert client.get("/v1/gates/tenants/waiters?key=org=quiet").json["waiters"] == []
+    rows = client.get("/v1/gates/tenants/keys?top=1000&search=ou").json["keys"]
+    assert [(row["name"], row["key"], row["used"]) for row in rows] == [("each", "loud", 1)]
+    assert client.get("/v1/gates/tenants/keys?top=x").status == 422
+    assert client.get("/v1/gates/few/keys?limit=few").status == 422
+    waiting.close()
+
+
 def test_clients_that_are_refused_together_are_asked_to_come_back_one_after_the_other(client: Client) -> None:
     for _ in range(10):
         assert client.acquire("herd").status == 200
@@ -334,7 +361,7 @@ def test_a_batch_is_bounded_and_must_have_commands(client: Client) -> None:
 
 def test_gates_are_listed_with_their_limits_and_shown_with_their_overrides(client: Client) -> None:
     listed = client.get("/v1/gates").json["gates"]
-    assert [gate["gate"] for gate in listed] == ["adobe", "sentinel", "orgs", "few"]
+    assert [gate["gate"] for gate in listed] == ["adobe", "sentinel", "orgs", "few", "herd", "tenants"]
     client("PUT", "/v1/gates/adobe/limits/rpm", {"value": 500})
     shown = client.get("/v1/gates/adobe").json
     assert shown["overrides"] == [{"limit": "rpm", "key": None, "value": 500}]

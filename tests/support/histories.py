@@ -321,7 +321,8 @@ class History:
         assert deed == "look", deed
         plan = None if rest[0] is None else self.plan(rest[0])
         policy = self.policies[0] if plan is None else plan.policy
-        return Peek(policy, leases=True, plan=plan, waiters=True)
+        keyed = next((limit.name for limit in policy.limits if limit.by), None)
+        return Peek(policy, leases=True, plan=plan, waiters=True, keys=keyed, top=2)
 
     def _elsewhere(self, ask: Admit, session: str) -> Admit:
         """The same ask again, in another process."""

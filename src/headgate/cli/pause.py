@@ -14,7 +14,7 @@ from . import params
 @click.pass_context
 def pause(context: click.Context, gate: str, seconds: str | float, reason: str) -> None:
     """Give no new grants for SECONDS (or 5m, 2h, …). What is under way goes on."""
-    from .view import span
+    from headgate.kernel.why import span
 
     found = params.find_gate(context, gate)
     found.pause(seconds, reason or "paused by hand")

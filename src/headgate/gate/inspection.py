@@ -6,6 +6,7 @@ from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
 from ..kernel.model import EXACT, SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.why import why_ask, why_gate
 from .permit import checked_actual, tell_adapted
 
 TYPE_CHECKING = False
@@ -60,9 +61,23 @@ class Inspection:
                 key=ticket.key,
                 since=(snapshot.now - ticket.since) / SECOND,
                 priority=names[ticket.rank] if ticket.rank < len(names) else None,
+                cost=ticket.cost,
+                state=ticket.state,
+                limit=ticket.limit,
+                goes_in=(ticket.goes_at - snapshot.now) / SECOND,
             )
             for ticket in snapshot.waiters
         ]
+
+    def _look_for_why(self) -> Peek:
+        return Peek(self._policy, waiters=True)
+
+    def _why_of(self, snapshot: Snapshot) -> str:
+        return why_gate(self._policy, snapshot)
+
+    def _look_for_keys(self, limit: str, top: int, search: str) -> Peek:
+        checked_search(self._policy, limit, top, search)
+        return Peek(self._policy, keys=limit, top=top, search=search)
 
     def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:
         return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
@@ -70,23 +85,18 @@ class Inspection:
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
         decision = snapshot.decision
         after: float | None = 0.0
-        limit, reason, position, timing = None, "it would go now", 1, EXACT
+        limit, position, timing = None, 1, EXACT
         if isinstance(decision, Refusal):
-            after, limit, reason = None, decision.limit, decision.reason
+            after, limit = None, decision.limit
         elif isinstance(decision, Wait):
             after, limit, timing = decision.retry_after, decision.limit, decision.timing
-            before = decision.position - 1 if decision.reason == "line" else 0
-            position = before + 1
-            reason = {
-                "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
-                "line": f"{before} {'waits' if before == 1 else 'wait'} before it",
-            }.get(decision.reason, f"limit {limit!r} is used up")
+            position = decision.position if decision.reason == "line" else 1
         return Explanation(
             gate=self.name,
             granted=decision is None,
             after=after,
             limit=limit,
-            reason=reason,
+            reason=why_ask(snapshot),
             limits=snapshot.limits,
             holders=tuple(self._holders_of(snapshot)),
             waiting=snapshot.waiting,
@@ -137,6 +147,23 @@ class Inspection:
         if limit is not None:
             self._policy.limit(limit)
         return Reset(self.name, limit)
+
+
+#: The most keys that a look tells of.
+MOST_KEYS = 1000
+
+
+def checked_search(policy: Policy, limit: object, top: object, search: object) -> None:
+    """Raises InvalidInput where there are no keys to be listed by this."""
+    if not isinstance(limit, str) or policy.limit(limit).by is None:
+        known = ", ".join(one.name for one in policy.limits if one.by) or "none"
+        raise InvalidInput(f"gate {policy.name!r}: limit {limit!r} is not by a key; those that are: {known}")
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_KEYS:
+        raise InvalidInput(f"gate {policy.name!r}: top is a whole number from 1 to {MOST_KEYS}, not {top!r}")
+    if not isinstance(search, str) or len(search) > 200:
+        raise InvalidInput(
+            f"gate {policy.name!r}: search is a part of a key, of at most 200 characters, not {search!r}"
+        )
 
 
 def checked_lease(gate: str, lease: Duration) -> int:

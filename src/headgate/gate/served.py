@@ -264,6 +264,9 @@ class ServedGate:
     def usage_of(self, snapshot: Snapshot) -> Usage:
         return self.gate._usage_of(snapshot)
 
+    def why_of(self, snapshot: Snapshot) -> str:
+        return self.gate._why_of(snapshot)
+
     def holders_of(self, snapshot: Snapshot) -> list[Holder]:
         return self.gate._holders_of(snapshot)
 

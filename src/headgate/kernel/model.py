@@ -238,13 +238,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """An ask that stands in line. `since` is seconds ago."""
+    """An ask that stands in line. `since` is seconds ago, `goes_in` seconds from now."""
 
     id: str
     holder: str | None
     key: Mapping[str, str]
     since: float
     priority: str | None = None
+    #: What it asks for, by unit.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    #: "waits"; "called": it may go and its waiter has not come yet; or "skipped": its process has missed a call.
+    state: str = "waits"
+    #: The limit that it waits for; None where it is no limit.
+    limit: str | None = None
+    #: When it would go, if those before it take as long as the limits do in the long run.
+    goes_in: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +318,15 @@ class WaitingTicket:
     key: Mapping[str, str]
     since: int
     rank: int
+    #: What it asks for, by unit.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    #: "waits"; "called": it may go and its waiter has not come yet; or "skipped": its process has missed a call.
+    state: str = "waits"
+    #: The limit that it waits for, and what is left of that; None where it is no limit.
+    limit: str | None = None
+    left: float = 0.0
+    #: When it would go, if those before it take as long as the limits do in the long run.
+    goes_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +343,8 @@ class Snapshot:
     overrides: tuple[Override, ...] = ()
     decision: Any = None
     waiters: tuple[WaitingTicket, ...] = ()
+    #: Of a limit by a key, the keys that use most of it, the fullest first.
+    keys: tuple[LimitUsage, ...] = ()
 
 
 def names_of(kind: type) -> tuple[str, ...]:

@@ -148,6 +148,9 @@ class Overlay(ByKind):
     def existing(self, kind: str, name: str = "") -> OverlaySpace:
         return self.space(kind, name)
 
+    def keyed(self, prefix: str) -> Iterator[str]:
+        return self._below.keyed(prefix)
+
     def drop(self, kind: str, name: str = "") -> None:
         self.space(kind, name).clear()
 

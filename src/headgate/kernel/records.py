@@ -119,6 +119,12 @@ if TYPE_CHECKING:
         def existing(self, kind: str, name: str = ...) -> Space | None:
             """The space, or None: one that is not there is not made. For looks."""
 
+        def keyed(self, prefix: str) -> Iterator[str]:
+            """The members of `states` that begin with `prefix`; of a store that cannot list all, those that it can.
+
+            Walks them: not for decisions.
+            """
+
         def drop(self, kind: str, name: str = ...) -> None:
             """Forget a whole space."""
 
@@ -350,6 +356,9 @@ class ByKind:
     def existing(self, kind: str, name: str = "") -> Any:
         return self.kinds[kind][name]  # type: ignore[attr-defined]
 
+    def keyed(self, prefix: str) -> Iterator[str]:
+        return (member for _, member in self.states.scan() if member.startswith(prefix))  # type: ignore[attr-defined]
+
 
 class DictRecords:
     """The state of one gate in memory."""
@@ -392,6 +401,9 @@ class DictRecords:
 
     def existing(self, kind: str, name: str = "") -> DictSpace | None:
         return self.kinds[kind].get(name)
+
+    def keyed(self, prefix: str) -> Iterator[str]:
+        return (member for _, member in self.states.scan() if member.startswith(prefix))
 
     def drop(self, kind: str, name: str = "") -> None:
         if kind in ALONE:

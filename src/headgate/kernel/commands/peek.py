@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from heapq import merge
+from heapq import merge, nsmallest
 from itertools import islice
 
 from .. import line
 from ..model import NEVER, HeldLease, Override, Refusal, Snapshot, Wait, WaitingTicket
 from ..overlay import Overlay
+from ..plan import recall
 from .admit import Admit
 from .base import Command, lose, steps_in_force
 from .permits import read_lease
@@ -17,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..limits import Limit
     from ..model import LimitUsage
     from ..plan import Plan, Policy, Step, Steps
     from ..records import Records
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 #: At most so many waiters are listed, those that have waited longest. How many there are is always told.
 WAITERS = 50
+
+#: At most so many keys of a limit are looked at.
+KEYS = 10_000
 
 
 class Question(Admit):
@@ -47,17 +52,29 @@ class Question(Admit):
 class Peek(Command):
     """Look without touching: usage, leases, waiters, overrides, and what would become of an ask (`plan`)."""
 
-    __slots__ = ("leases", "plan", "policy", "waiters")
+    __slots__ = ("keys", "leases", "plan", "policy", "search", "top", "waiters")
     writes = False
 
     def __init__(
-        self, policy: Policy, *, plan: Plan | None = None, leases: bool = False, waiters: bool = False
+        self,
+        policy: Policy,
+        *,
+        plan: Plan | None = None,
+        leases: bool = False,
+        waiters: bool = False,
+        keys: str | None = None,
+        top: int = 0,
+        search: str = "",
     ) -> None:
         self.gate = policy.name
         self.policy = policy
         self.plan = plan
         self.leases = leases
         self.waiters = waiters
+        #: The limit by a key of which the `top` fullest keys are wanted, of those that have `search` in them.
+        self.keys = keys
+        self.top = top
+        self.search = search
 
     def apply(self, now: int, records: Records) -> Snapshot:
         view = Overlay(records)
@@ -83,11 +100,30 @@ class Peek(Command):
                 Override(name.partition("|")[0], name.partition("|")[2] or None, listed.get(name))
                 for _, name in listed.scan()
             )
-        waiters = self._waiters(view) if self.waiters and head.tickets else ()
+        waiters = self._waiters(view, now) if self.waiters and head.tickets else ()
+        keys = () if self.keys is None else self._keys(view, now, self.policy.limit(self.keys))
         until = head.paused if head.paused > now else 0
         return Snapshot(
-            now, records.head.seq, until, head.reason, head.tickets, limits, leases, values, decision, waiters
+            now, records.head.seq, until, head.reason, head.tickets, limits, leases, values, decision, waiters, keys
         )
+
+    def _keys(self, records: Records, now: int, limit: Limit) -> tuple[LimitUsage, ...]:
+        """The keys that use most of a limit: many are looked at roughly, and of those a few times `top` are described."""
+        overrides = records.space("overrides")
+        shared = overrides.get(limit.name) if records.head.overrides else None
+        found = []
+        for member in islice(records.keyed(f"{limit.name}|"), KEYS):
+            if self.search not in member.partition("|")[2]:
+                continue
+            state = records.states.get(member)
+            if state is not None and state[0] == limit.kind:
+                value = overrides.get(member) if records.head.overrides else None
+                value = value or shared or limit.limit
+                found.append((-limit.rough_use(records, now, member, state) / value, member, value))
+        few = nsmallest(4 * self.top, found)
+        rows = [limit.describe(records, now, member, value) for _, member, value in few]
+        used = [row for row in rows if row.used > 0 or row.promised > 0]
+        return tuple(sorted(used, key=lambda row: (-row.utilisation, row.key or ""))[: self.top])
 
     def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
         usage = step.limit.describe(records, now, step.member, step.value)
@@ -116,12 +152,57 @@ class Peek(Command):
                 rows[id] = HeldLease(id, row.holder, dict(row.ref[3]), row.at, expires, row.ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row.granted_at, row.id)))
 
-    def _waiters(self, records: Records) -> tuple[WaitingTicket, ...]:
+    def _waiters(self, records: Records, now: int) -> tuple[WaitingTicket, ...]:
         """The waiters, the oldest first: at most so many of each process are read."""
         of = [islice(records.space("of", session).scan(), WAITERS) for _, session in records.space("sessions").scan()]
-        rows = []
+        rows: dict[str, WaitingTicket] = {}
+        waiting: list[tuple[int, int, int, line.Ticket]] = []
+        lanes: dict[tuple[int, str], int] = {}
         for _, id in islice(merge(*of), WAITERS):
             ticket = line.find(records, id)
             assert ticket is not None
-            rows.append(WaitingTicket(id, ticket.holder, dict(ticket.ref[3]), ticket.since, ticket.rank))
-        return tuple(rows)
+            state = "called" if ticket.called else "skipped" if ticket.hidden else "waits"
+            rows[id] = WaitingTicket(
+                id,
+                ticket.holder,
+                dict(ticket.ref[3]),
+                ticket.since,
+                ticket.rank,
+                dict(ticket.ref[2]),
+                state,
+                goes_at=now,
+            )
+            if state == "waits":
+                lane = (ticket.tier, ticket.lane)
+                before = lanes[lane] = lanes.get(lane, -1) + 1
+                waiting.append((ticket.tier, before, ticket.arrival, ticket))
+        # About as the line takes turns: the higher tier first, then the first of each lane, the second of each lane, …
+        at = line.line_state(records).free_at
+        for _, before, _, ticket in sorted(waiting, key=lambda turn: turn[:3]):
+            at = self._turn_of(records, now, ticket, rows[ticket.id], before, at)
+        return tuple(rows.values())
+
+    def _turn_of(
+        self, records: Records, now: int, ticket: line.Ticket, row: WaitingTicket, before: int, at: int
+    ) -> int:
+        """Fill in what a ticket waits for and when it goes; `before` others of its lane go first, and the line is at `at`.
+        Returns when the next one can go."""
+        state, head = line.line_state(records), records.head
+        plan = recall(records, ticket.ref, self.policy)
+        steps = plan.current(records) if head.overrides else plan.steps
+        parked = (records.lanes.get(f"{ticket.tier}.{ticket.rank}.{ticket.lane}") or (0, ""))[1]
+        pace = 0.0
+        for step in steps:
+            if not step.limit.leased and not step.by:
+                pace = max(pace, step.cost * step.limit.pace(step.value))
+            if step.member == parked or (not parked and step.base == state.limit):
+                usage = step.limit.describe(records, now, step.member, step.value)
+                if row.limit is None or usage.available < row.left:
+                    row.limit, row.left = step.base, usage.available
+            if step.member == parked:
+                own = 0.0 if step.limit.leased else step.cost * step.limit.pace(step.value)
+                row.goes_at = (records.looks_due.score(parked) or now) + int(before * own)
+        if not parked:
+            row.goes_at, at = at, at + int(pace)
+        row.goes_at = max(row.goes_at, head.paused, now)
+        return at

@@ -234,6 +234,11 @@ class Limit:
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         raise NotImplementedError
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        """About how many units of a state count, and no fewer: to find the fullest of many keys without describing all."""
+        return 0.0
+
     def _state(self, records: Records, member: str) -> Any:
         state = records.states.get(member)
         if state is not None and state[0] != self.kind:

@@ -214,6 +214,10 @@ class Bucket(RateLimit):
         state = ("bucket", full, max(lost, at), held, self.drain, promised, None)
         records.states.put(member, state, self.until(records, member, (*state[:5], 0, None)))
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float(max(0.0, state[1] - max(0, now - state[2]) / state[4][0]) + state[3])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         cost = min(1.0, self.largest(value))
         # First: promises whose time has come are part of the level then.

@@ -188,6 +188,10 @@ class Concurrency(Limit):
         records.states[member] = ("concurrency", *after, now + MEMORY)
         return None if after[0] == working else (working, after[0])
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float(len(records.leases[member]))
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         state = self._state(records, member)
         in_force = self.in_force(records, member, state, value)

@@ -180,6 +180,10 @@ class Quota(Limit):
         if spent > 0:
             self.charge(records, lost, member, spent, value, lost, NO_LEASE)
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float((state[1][-1][1] if state[1] and state[3] > now else 0.0) + state[2])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         start, end = self.period(now)
         state = self._state(records, member)

@@ -252,6 +252,10 @@ class Window(RateLimit):
                 if at + self.span > now:
                     self.charge(records, now, member, part, value, at, NO_LEASE)
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float((state[1] if state[4] > now else 0.0) + state[3])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         state = self._state(records, member)
         if state is None:

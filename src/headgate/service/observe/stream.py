@@ -176,6 +176,11 @@ class Sampler:
             found[served.name] = self._event_of(served, snapshot)
             if closely:
                 asked += [(served, peek) for peek in self._by_key(served, served.waiters_of(snapshot))]
+                asked += [
+                    (served, Peek(served.policy, keys=limit.name, top=KEYS))
+                    for limit in served.policy.limits
+                    if limit.by
+                ]
         for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             if isinstance(snapshot, Snapshot):
                 add_keys(found[served.name], served, snapshot)
@@ -197,11 +202,12 @@ class Sampler:
             "priorities": list(policy.priorities),
             "paused": None if usage.paused_until is None else {"for": usage.paused_until, "reason": usage.pause_reason},
             "waiting": usage.waiting,
+            "why": served.why_of(snapshot),
             "holding": max([len(holders), *(int(row.used) for row in slots)]),
             "limits": [limit_row(row, limits, overrides) for row in usage.limits],
             "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
             "keys": [],
-            "waiters": [holder_row(waiter) for waiter in served.waiters_of(snapshot)],
+            "waiters": [waiter_row(waiter) for waiter in served.waiters_of(snapshot)],
             "holders": [
                 holder_row(holder, age)
                 | {"expires": max(0.0, holder.expires - age), "permit": permit_name(served, holder.id)}
@@ -264,7 +270,7 @@ def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> N
     limits = {limit.name: limit for limit in served.policy.limits}
     overrides = overrides_of(snapshot)
     known = {(row["name"], row["key"]) for row in event["keys"]}
-    for row in snapshot.limits:
+    for row in (*snapshot.limits, *snapshot.keys):
         if row.key is not None and "@" not in row.name and (row.name, row.key) not in known:
             event["keys"].append(limit_row(row, limits, overrides))
 
@@ -277,6 +283,11 @@ def holder_row(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
         "since": one.since + age,
         "priority": one.priority,
     }
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    asked = {"cost": dict(waiter.cost), "state": waiter.state, "limit": waiter.limit, "goes_in": waiter.goes_in}
+    return holder_row(waiter) | asked
 
 
 def permit_name(served: ServedGate, id: str) -> str:

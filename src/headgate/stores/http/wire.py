@@ -159,6 +159,7 @@ _SNAPSHOT_WRITERS: dict[str, Callable[[Any], Any]] = {
     "leases": _values,
     "overrides": _values,
     "waiters": _values,
+    "keys": _values,
     "decision": _decision_row,
 }
 
@@ -235,6 +236,7 @@ _SNAPSHOT_READERS: dict[str, Callable[[Any], Any]] = {
     "overrides": _rows(Override),
     "decision": lambda raw: None if raw is None else read_reply(raw),
     "waiters": _rows(WaitingTicket),
+    "keys": lambda raw: tuple(map(_usage, raw)),
 }
 
 

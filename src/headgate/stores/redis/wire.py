@@ -328,6 +328,13 @@ def _row(kind: Any, raw: Any) -> Any:
     return kind(_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, *numbers)
 
 
+def _ticket(raw: Any) -> WaitingTicket:
+    id, holder, key, since, rank, cost, state, limit, left, goes_at = raw
+    costs = {_text(unit): float(amount) for unit, amount in cost}
+    ticket: WaitingTicket = _row(WaitingTicket, (id, holder, key, since, rank))
+    return replace(ticket, cost=costs, state=_text(state), limit=_name(limit), left=float(left), goes_at=int(goes_at))
+
+
 def _held(raw: Any) -> tuple[HeldLease, ...]:
     return tuple(sorted([_row(HeldLease, one) for one in raw], key=lambda lease: (lease.granted_at, lease.id)))
 
@@ -341,7 +348,8 @@ _SNAPSHOT: dict[str, Callable[[Any, Any], Any]] = {
         Override(_text(limit), _name(key), float(value)) for limit, key, value in raw
     ),
     "decision": lambda command, raw: None if raw is None else _READERS[_text(raw[0])](command, raw),
-    "waiters": lambda command, raw: tuple(_row(WaitingTicket, one) for one in raw),
+    "waiters": lambda command, raw: tuple(map(_ticket, raw)),
+    "keys": lambda command, raw: tuple(map(_usage, raw)),
 }
 
 

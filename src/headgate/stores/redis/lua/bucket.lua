@@ -195,6 +195,11 @@ function makers.bucket()
       states:put(member, fresh, Bucket.until_(member, quiet))
     end
 
+    -- About how many units of a state count, and no fewer.
+    function Bucket.rough_use(now, member, state)
+      return max(0, state[2] - max(0, now - state[3]) / state[5][1]) + state[4]
+    end
+
     function Bucket:describe(now, member, value)
       -- First: promises whose time has come are part of the level then.
       local free_in = self:earliest(now, member, min(1, self:largest(value)), value, now) - now

@@ -92,8 +92,35 @@ end
 -- How many waiters are listed: those that have waited longest.
 local WAITERS = 50
 
-local function waiters()
-  local found, rows = {}, {}
+-- Fill in what a ticket waits for and when it goes; `before` others of its lane go first, and the line is at `at`. Returns
+-- when the next one can go.
+local function turn_of(now, ticket, row, before, at)
+  local state, head = line_module().line_state(), records.head
+  local plan = recall(ticket.ref)
+  local lane = space('lanes'):get(ticket.tier .. '.' .. ticket.rank .. '.' .. ticket.lane)
+  local parked, pace = lane and lane[2] or '', 0
+  for _, step in ipairs(head.overrides > 0 and current(plan) or plan.steps) do
+    local limit = step.limit
+    if not limit.leased and not step.keyed then pace = max(pace, step.cost * limit:pace(step.value)) end
+    if step.member == parked or (parked == '' and step.base == state.limit) then
+      local left = limit:describe(now, step.member, step.value)[7]
+      if not row[8] or left < row[9] then row[8], row[9] = step.base, left end
+    end
+    if step.member == parked then
+      local own = limit.leased and 0 or step.cost * limit:pace(step.value)
+      row[10] = (space('due'):score(parked) or now) + floor(before * own)
+    end
+  end
+  if parked == '' then
+    row[10] = at
+    at = at + floor(pace)
+  end
+  row[10] = max(row[10], head.paused, now)
+  return at
+end
+
+local function waiters(now)
+  local found, rows, waiting, lanes, line = {}, {}, {}, {}, line_module()
   for _, session in ipairs(space('sessions'):scan()) do
     for _, pair in ipairs(space('of', session[2]):scan(nil, WAITERS)) do found[#found + 1] = pair end
   end
@@ -101,10 +128,27 @@ local function waiters()
   for at = WAITERS + 1, #found do found[at] = nil end
   space('tickets'):prefetch_pairs(found)
   for at, pair in ipairs(found) do
-    local ticket = line_module().find(pair[2])
+    local ticket = line.find(pair[2])
     local ref = unpacked(ticket.ref)
-    rows[at] = {ticket.id, ticket.holder, ref[4], ticket.since, ticket.rank}
+    local state = ticket.called ~= 0 and 'called' or ticket.hidden ~= 0 and 'skipped' or 'waits'
+    for _, cost in ipairs(ref[3]) do cost[2] = exact(cost[2]) end
+    rows[at] = {ticket.id, ticket.holder, ref[4], ticket.since, ticket.rank, ref[3], state, false, 0, now}
+    if state == 'waits' then
+      local lane = ticket.tier .. ' ' .. ticket.lane
+      lanes[lane] = (lanes[lane] or -1) + 1
+      waiting[#waiting + 1] = {ticket.tier, lanes[lane], ticket.arrival, ticket, rows[at]}
+    end
   end
+  -- About as the line takes turns: the higher tier first, then the first of each lane, the second of each lane, …
+  table.sort(waiting, function(one, other)
+    for part = 1, 3 do
+      if one[part] ~= other[part] then return one[part] < other[part] end
+    end
+    return false
+  end)
+  local at = line.line_state().free_at
+  for _, turn in ipairs(waiting) do at = turn_of(now, turn[4], turn[5], turn[2], at) end
+  for _, row in ipairs(rows) do row[9], row[10] = exact(row[9]), format('%.0f', row[10]) end
   return rows
 end
 
@@ -130,6 +174,48 @@ local function blocking_member(now, steps, limit)
     end
   end
   return member
+end
+
+-- At most so many keys of a limit are looked at.
+local KEYS = 10000
+
+-- The keys that use most of a limit, of those that have `search` in them: see `_keys` of peek.py.
+local function keys_of(now, policy, name, top, search)
+  local limit
+  for index, row in ipairs(policy.rows) do
+    if row[8] < 0 and row[6] == name then limit = limit_of(policy, index) end
+  end
+  local begins, overrides, overridden = name .. '|', space('overrides'), records.head.overrides > 0
+  local shared, seen, members = overridden and overrides:get(name) or nil, 0, {}
+  for _, pair in ipairs(states:scan()) do
+    local member = pair[2]
+    if member:sub(1, #begins) == begins then
+      seen = seen + 1
+      if seen > KEYS then break end
+      if search == '' or find(member:sub(#begins + 1), search, 1, true) then members[#members + 1] = member end
+    end
+  end
+  states:prefetch(members)
+  local found = {}
+  for _, member in ipairs(members) do
+    local state = states:get(member)
+    if state and state[1] == limit.kind then
+      local value = overridden and overrides:get(member) or shared or limit.limit
+      found[#found + 1] = {-limit.rough_use(now, member, state) / value, member, value}
+    end
+  end
+  table.sort(found, is_before)
+  local rows = {}
+  for at = 1, min(#found, 4 * top) do
+    local row = limit:describe(now, found[at][2], found[at][3])
+    if row[5] > 0 or row[12] > 0 then rows[#rows + 1] = row end
+  end
+  table.sort(rows, function(one, other) return is_before({-one[8], one[4]}, {-other[8], other[4]}) end)
+  for at = #rows, top + 1, -1 do rows[at] = nil end
+  for _, row in ipairs(rows) do
+    for index = 5, #row do row[index] = exact(row[index]) end
+  end
+  return rows
 end
 
 local function look(now, wanted)
@@ -167,11 +253,13 @@ local function look(now, wanted)
   end
   local leases = wanted[4] and holders(now, blocking) or {}
   return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}}
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {},
+    wanted[7] and keys_of(now, policy_of(wanted[2]), wanted[7], wanted[8], wanted[9]) or {}}
 end
 
 -- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
--- waiters are wanted. A look decides as the next ask would, on a copy: nothing of it is kept.
+-- waiters are wanted, the limit of which keys are wanted or false, how many, and what they have in them. A look decides as
+-- the next ask would, on a copy: nothing of it is kept.
 function changes.p(now, wanted)
   policy_of(wanted[2])
   if made_line then made_line.finish() end

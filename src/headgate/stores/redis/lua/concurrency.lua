@@ -213,6 +213,10 @@ function makers.concurrency()
       if after ~= working then return working, after end
     end
 
+    function Concurrency.rough_use(now, member, state)
+      return space('leases', member):len()
+    end
+
     function Concurrency:describe(now, member, value)
       local state = state_of(self, member)
       local in_force = self:in_force(member, state, value)

@@ -233,6 +233,11 @@ function makers.quota()
     if spent > 0 then self:charge(lost, member, spent, value, lost, NO_LEASE) end
   end
 
+  function Quota.rough_use(now, member, state)
+    local last = state[2][#state[2]]
+    return (last and state[4] > now and last[2] or 0) + state[3]
+  end
+
   function Quota:describe(now, member, value)
     local start, stop = self:period(now)
     local state = state_of(self, member)

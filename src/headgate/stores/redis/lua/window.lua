@@ -228,6 +228,10 @@ function makers.window()
       end
     end
 
+    function Window.rough_use(now, member, state)
+      return (state[5] > now and state[2] or 0) + state[4]
+    end
+
     function Window:describe(now, member, value)
       local state = state_of(self, member)
       if not state then return usage_of(self, member, 0, value, 0, 0) end
