@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(
         "estimates-are-exact",
         "kernel/ahead.py",
-        "EXACT if ahead.alike and waits <= 1 and not plan.lease else ESTIMATE",
+        "EXACT if ahead.alike and waits <= 1 and not (far or plan.lease) else ESTIMATE",
         "EXACT",
         "an estimate is called one",
     ),

@@ -118,12 +118,13 @@ def goes(records: Records, now: int, plan: Plan, steps: Steps, ahead: Ahead) -> 
     Exact where all are alike and one rate alone is waited for. Of slots nobody knows when they are released: what is told
     is the first moment at which one ends by itself.
     """
-    at, last, waits, slots = now, None, 0, False
+    at, last, waits, slots, far = now, None, 0, False, False
     for step in steps:
         limit = step.limit
         count = ahead.own if step.by else ahead.tickets
         size = 1.0 if limit.leased else ahead.size.get(limit.unit, step.cost)
         then = limit.after(records, now, step.member, step.cost, step.value, count, size)
+        far = far or limit.is_far(step.value, count, size)
         if then > now:
             waits += 1
             slots = slots or limit.leased
@@ -131,7 +132,7 @@ def goes(records: Records, now: int, plan: Plan, steps: Steps, ahead: Ahead) -> 
             at, last = then, step
     if slots:
         return at, last, EARLIEST
-    return at, last, EXACT if ahead.alike and waits <= 1 and not plan.lease else ESTIMATE
+    return at, last, EXACT if ahead.alike and waits <= 1 and not (far or plan.lease) else ESTIMATE
 
 
 def paced(free_at: int, steps: Steps, ahead: Ahead) -> int:

@@ -6,8 +6,6 @@ nothing of that is kept.
 
 from __future__ import annotations
 
-from heapq import merge
-
 from .head import Head
 from .records import ByKind, DictSpace, Kinds
 
@@ -101,8 +99,11 @@ class OverlaySpace:
             return iter(()) if order is None else order.scan(since)
         if not hidden:
             return self._below.scan(since)
-        below = (pair for pair in self._below.scan(since) if pair[1] not in hidden)
-        return below if order is None else merge(below, order.scan(since))
+        return _merged(self._below.scan(since), hidden, [] if order is None else list(order.scan(since)))
+
+    def added(self, prefix: str) -> list[str]:
+        """The members that were put here and begin with `prefix`."""
+        return [member for member in self._order or () if member.startswith(prefix)]
 
     def __len__(self) -> int:
         return self._added + (0 if self._below is None else len(self._below))
@@ -112,6 +113,20 @@ class OverlaySpace:
 
     def clear(self) -> None:
         self.__init__(None)  # type: ignore[misc]
+
+
+def _merged(
+    below: Iterator[tuple[Any, Any]], hidden: set[Any], own: list[tuple[Any, Any]]
+) -> Iterator[tuple[Any, Any]]:
+    """Both in one order. Mostly a few of many are hidden or one's own."""
+    at = 0
+    for pair in below:
+        if pair[1] not in hidden:
+            while at < len(own) and own[at] < pair:
+                yield own[at]
+                at += 1
+            yield pair
+    yield from own[at:]
 
 
 class _OverlaySpaces(dict):  # type: ignore[type-arg]
@@ -149,7 +164,7 @@ class Overlay(ByKind):
         return self.space(kind, name)
 
     def keyed(self, prefix: str) -> Iterator[str]:
-        return self._below.keyed(prefix)
+        return iter(dict.fromkeys([*self._below.keyed(prefix), *self.states.added(prefix)]))
 
     def drop(self, kind: str, name: str = "") -> None:
         self.space(kind, name).clear()

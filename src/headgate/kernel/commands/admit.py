@@ -234,7 +234,8 @@ class Admit(Command):
         reason = "line"
         if paused > now:
             reason, timing = "paused", ESTIMATE
-        limit = last.base if last is not None else state.limit or None
+        # What blocks is what the first in order waits for; what takes longest for all of them may be another limit.
+        limit = state.limit or (last.base if last is not None else None)
         return Wait(max(at, paused, state.free_at, now + 1), limit, ahead.tickets + 1, None, now, reason, timing)
 
     def _drop_own_wakes(self, records: Records) -> None:

@@ -12,7 +12,6 @@ from ..overlay import Overlay
 from ..plan import recall
 from .admit import Admit
 from .base import Command, lose, steps_in_force
-from .permits import read_lease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +83,8 @@ class Peek(Command):
             lose(now, view)
         if head.tickets and now >= line.line_state(view).timer_at:
             line.serve(view, now)  # as the next decision will: calls and processes that are over leave, patience ends
+        # Before the rest, which may make up for lost state of a key that is not used.
+        keys = () if self.keys is None else self._keys(view, now, self.policy.limit(self.keys))
         decision: Any = None
         blocking: str | None = None
         steps = steps_in_force(view, now, plan or self.policy.everything())
@@ -101,7 +102,6 @@ class Peek(Command):
                 for _, name in listed.scan()
             )
         waiters = self._waiters(view, now) if self.waiters and head.tickets else ()
-        keys = () if self.keys is None else self._keys(view, now, self.policy.limit(self.keys))
         until = head.paused if head.paused > now else 0
         return Snapshot(
             now, records.head.seq, until, head.reason, head.tickets, limits, leases, values, decision, waiters, keys
@@ -147,62 +147,61 @@ class Peek(Command):
         rows = {}
         for member in records.names("leases") if blocking is None else [blocking]:
             leases = records.leases[member]
+            get = leases.get
             for expires, id in leases.scan(now + 1):
-                row = read_lease(leases.get(id))
-                rows[id] = HeldLease(id, row.holder, dict(row.ref[3]), row.at, expires, row.ref[1])
+                ref, at, _, holder, *_ = get(id)  # a LeaseRow, and there may be thousands
+                rows[id] = HeldLease(id, holder, dict(ref[3]), at, expires, ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row.granted_at, row.id)))
 
     def _waiters(self, records: Records, now: int) -> tuple[WaitingTicket, ...]:
         """The waiters, the oldest first: at most so many of each process are read."""
         of = [islice(records.space("of", session).scan(), WAITERS) for _, session in records.space("sessions").scan()]
-        rows: dict[str, WaitingTicket] = {}
-        waiting: list[tuple[int, int, int, line.Ticket]] = []
+        rows: list[WaitingTicket] = []
+        waiting: list[tuple[int, int, int, WaitingTicket, line.Ticket]] = []
         lanes: dict[tuple[int, str], int] = {}
+        tickets = records.tickets
         for _, id in islice(merge(*of), WAITERS):
-            ticket = line.find(records, id)
-            assert ticket is not None
+            ticket = tickets.get(id)
+            ticket = ticket if ticket.__class__ is line.Ticket else line.Ticket(*ticket)
             state = "called" if ticket.called else "skipped" if ticket.hidden else "waits"
-            rows[id] = WaitingTicket(
-                id,
-                ticket.holder,
-                dict(ticket.ref[3]),
-                ticket.since,
-                ticket.rank,
-                dict(ticket.ref[2]),
-                state,
-                goes_at=now,
-            )
+            _, rank, costs, key = ticket.ref
+            row = WaitingTicket(id, ticket.holder, dict(key), ticket.since, rank, dict(costs), state, None, 0.0, now)
+            rows.append(row)
             if state == "waits":
                 lane = (ticket.tier, ticket.lane)
                 before = lanes[lane] = lanes.get(lane, -1) + 1
-                waiting.append((ticket.tier, before, ticket.arrival, ticket))
+                waiting.append((ticket.tier, before, ticket.arrival, row, ticket))
         # About as the line takes turns: the higher tier first, then the first of each lane, the second of each lane, …
+        waiting.sort(key=lambda turn: turn[:3])
         at = line.line_state(records).free_at
-        for _, before, _, ticket in sorted(waiting, key=lambda turn: turn[:3]):
-            at = self._turn_of(records, now, ticket, rows[ticket.id], before, at)
-        return tuple(rows.values())
+        paused = max(records.head.paused, now)
+        alike: dict[Any, tuple[str | None, float, int, float, float]] = {}
+        for tier, before, _, row, ticket in waiting:
+            asked = (tier, ticket.rank, ticket.lane, *row.cost.items())
+            terms = alike.get(asked) or alike.setdefault(asked, self._terms_of(records, now, ticket))
+            row.limit, row.left, due, own, pace = terms
+            if due:
+                row.goes_at = due + int(before * own)
+            else:
+                row.goes_at, at = at, at + int(pace)
+            row.goes_at = max(row.goes_at, paused)
+        return tuple(rows)
 
-    def _turn_of(
-        self, records: Records, now: int, ticket: line.Ticket, row: WaitingTicket, before: int, at: int
-    ) -> int:
-        """Fill in what a ticket waits for and when it goes; `before` others of its lane go first, and the line is at `at`.
-        Returns when the next one can go."""
+    def _terms_of(self, records: Records, now: int, ticket: line.Ticket) -> tuple[str | None, float, int, float, float]:
+        """What tickets like this one wait for: the limit, what is left of it, when its lane is looked at again (0 where it
+        is not parked); and the microseconds that one takes of the limit that it is parked at, and of those all share."""
         state, head = line.line_state(records), records.head
         plan = recall(records, ticket.ref, self.policy)
-        steps = plan.current(records) if head.overrides else plan.steps
         parked = (records.lanes.get(f"{ticket.tier}.{ticket.rank}.{ticket.lane}") or (0, ""))[1]
-        pace = 0.0
-        for step in steps:
-            if not step.limit.leased and not step.by:
-                pace = max(pace, step.cost * step.limit.pace(step.value))
+        limit, left, due, own, pace = None, 0.0, 0, 0.0, 0.0
+        for step in plan.current(records) if head.overrides else plan.steps:
+            takes = 0.0 if step.limit.leased else step.cost * step.limit.pace(step.value)
+            if not step.by:
+                pace = max(pace, takes)
             if step.member == parked or (not parked and step.base == state.limit):
-                usage = step.limit.describe(records, now, step.member, step.value)
-                if row.limit is None or usage.available < row.left:
-                    row.limit, row.left = step.base, usage.available
+                available = step.limit.describe(records, now, step.member, step.value).available
+                if limit is None or available < left:
+                    limit, left = step.base, available
             if step.member == parked:
-                own = 0.0 if step.limit.leased else step.cost * step.limit.pace(step.value)
-                row.goes_at = (records.looks_due.score(parked) or now) + int(before * own)
-        if not parked:
-            row.goes_at, at = at, at + int(pace)
-        row.goes_at = max(row.goes_at, head.paused, now)
-        return at
+                due, own = records.looks_due.score(parked) or now, takes
+        return limit, left, due, own, pace

@@ -172,6 +172,10 @@ class Limit:
         """The first moment at which `cost` fits once `ahead` asks of `size` each have gone, as soon as each could."""
         return self.earliest(records, now, member, cost, value, now)
 
+    def is_far(self, value: float, ahead: int, size: float) -> bool:
+        """Whether so many are ahead that `after` is an estimate, since telling it exactly would take too long."""
+        return False
+
     def pace(self, value: float) -> float:
         """Microseconds that a unit takes in the long run; 0 where no time passes between them."""
         return 0.0

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: A confirmation gives back at most `slack` of one grant; below this share of the limit that is not worth a round trip.
 WORTH_CONFIRMING = 0.25
 
+#: Behind so many full windows it hardly matters when each unit of the present one stops: that is 5 % of the time, or less.
+FAR = 20
+
 #: In how many steps a window comes back after its state was lost.
 STEPS_AFTER_LOSS = 50
 
@@ -107,9 +110,15 @@ class Window(RateLimit):
 
     def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
         # Of asks that fill the window together each goes when the one as many before it stops counting.
-        rounds, rest = divmod(ahead, fitting(value, size))
+        most = fitting(value, size)
+        rounds, rest = divmod(ahead, most)
+        if rounds >= FAR:
+            return now + rounds * self.span + rest * self.span // most
         at = self.earliest(records, now, member, max(cost, min(value, rest * size + cost)), value, now)
         return self._stops(at, self.span) + (rounds - 1) * self.span if rounds else at
+
+    def is_far(self, value: float, ahead: int, size: float) -> bool:
+        return ahead >= FAR * fitting(value, size)
 
     def pace(self, value: float) -> float:
         return self.span / value

@@ -94,7 +94,7 @@ local WAITERS = 50
 
 -- Fill in what a ticket waits for and when it goes; `before` others of its lane go first, and the line is at `at`. Returns
 -- when the next one can go.
-local function turn_of(now, ticket, row, before, at)
+local function turn_of(now, ticket, row, before, at, left_of)
   local state, head = line_module().line_state(), records.head
   local plan = recall(ticket.ref)
   local lane = space('lanes'):get(ticket.tier .. '.' .. ticket.rank .. '.' .. ticket.lane)
@@ -103,7 +103,8 @@ local function turn_of(now, ticket, row, before, at)
     local limit = step.limit
     if not limit.leased and not step.keyed then pace = max(pace, step.cost * limit:pace(step.value)) end
     if step.member == parked or (parked == '' and step.base == state.limit) then
-      local left = limit:describe(now, step.member, step.value)[7]
+      local left = left_of[step.member] or limit:describe(now, step.member, step.value)[7]
+      left_of[step.member] = left
       if not row[8] or left < row[9] then row[8], row[9] = step.base, left end
     end
     if step.member == parked then
@@ -147,7 +148,8 @@ local function waiters(now)
     return false
   end)
   local at = line.line_state().free_at
-  for _, turn in ipairs(waiting) do at = turn_of(now, turn[4], turn[5], turn[2], at) end
+  local left_of = {} -- what is left of limits that were looked at
+  for _, turn in ipairs(waiting) do at = turn_of(now, turn[4], turn[5], turn[2], at, left_of) end
   for _, row in ipairs(rows) do row[9], row[10] = exact(row[9]), format('%.0f', row[10]) end
   return rows
 end
@@ -231,6 +233,8 @@ local function look(now, wanted)
   if head.tickets > 0 and now >= line_module().line_state().timer_at then
     line_module().serve(now) -- as the next decision will
   end
+  -- Before the rest, which may make up for lost state of a key that is not used.
+  local keys = wanted[7] and keys_of(now, policy_of(wanted[2]), wanted[7], wanted[8], wanted[9]) or {}
   local plan = recall(asked or wanted[5])
   local steps = steps_in_force(now, plan)
   local limits, decision, blocking = {}, false, nil
@@ -253,8 +257,7 @@ local function look(now, wanted)
   end
   local leases = wanted[4] and holders(now, blocking) or {}
   return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {},
-    wanted[7] and keys_of(now, policy_of(wanted[2]), wanted[7], wanted[8], wanted[9]) or {}}
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, keys}
 end
 
 -- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether

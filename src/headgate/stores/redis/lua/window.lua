@@ -2,7 +2,7 @@
 
 function makers.window()
   local Window = {kind = 'window', leased = false, confirmable = true, held = 4}
-  local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING = 0.25, 50, 1e-6
+  local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING, FAR = 0.25, 50, 1e-6, 20
 
   function Window:made(row)
     self.per, self.slack = row[9], row[10]
@@ -58,8 +58,14 @@ function makers.window()
     local most = fitting(value, size)
     local rounds = floor(ahead / most)
     local rest = ahead - rounds * most
+    if rounds >= FAR then return now + rounds * self.span + floor(rest * self.span / most) end
     local at = self:earliest(now, member, max(cost, min(value, rest * size + cost)), value, now)
     return rounds > 0 and self:_stops(at, self.span) + (rounds - 1) * self.span or at
+  end
+
+  -- Whether so many are ahead that `after` is an estimate.
+  function Window:is_far(value, ahead, size)
+    return ahead >= FAR * fitting(value, size)
   end
 
   function Window:pace(value)

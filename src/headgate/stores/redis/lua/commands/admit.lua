@@ -61,7 +61,7 @@ local function behind(now, plan, steps)
   local at, last, timing = line.goes(now, plan, steps, ahead)
   local reason = 'line'
   if paused > now then reason, timing = 'paused', 'estimate' end
-  return wait_of(max(at, paused, state.free_at, now + 1), last and last.base or state.limit ~= '' and state.limit,
+  return wait_of(max(at, paused, state.free_at, now + 1), state.limit ~= '' and state.limit or last and last.base,
     ahead.tickets + 1, nil, now, reason, timing)
 end
 

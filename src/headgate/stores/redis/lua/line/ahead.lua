@@ -97,11 +97,12 @@ end
 
 -- When those ahead will have gone and the ask can go, the limit that is last, and how sure that is.
 function line.goes(now, plan, steps, ahead)
-  local at, last, waits, slots = now, nil, 0, false
+  local at, last, waits, slots, far = now, nil, 0, false, false
   for _, step in ipairs(steps) do
     local limit, count = step.limit, step.keyed and ahead.own or ahead.tickets
     local size = limit.leased and 1 or ahead.size[limit.unit] or step.cost
     local moment = limit:after(now, step.member, step.cost, step.value, count, size)
+    far = far or limit.is_far and limit:is_far(step.value, count, size)
     if moment > now then
       waits = waits + 1
       slots = slots or limit.leased
@@ -109,7 +110,7 @@ function line.goes(now, plan, steps, ahead)
     if moment > at then at, last = moment, step end
   end
   if slots then return at, last, 'earliest' end
-  return at, last, ahead.alike and waits <= 1 and plan.lease == 0 and 'exact' or 'estimate'
+  return at, last, ahead.alike and waits <= 1 and not far and plan.lease == 0 and 'exact' or 'estimate'
 end
 
 -- The same at a glance, for an ask that stands in line itself: the first goes at `free_at`, the others at the long-run rate.
