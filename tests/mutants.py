@@ -156,6 +156,27 @@ MUTANTS = [
         "the first ask of a tenant is told its fair turn",
     ),
     Mutant(
+        "stale-keys-first",
+        "kernel/limits/bucket.py",
+        "return float(max(0.0, state[1] - max(0, now - state[2]) / state[4][0]) + state[3])",
+        "return 0.0 - float(state[1])",
+        "the keys that use most of a limit are found",
+    ),
+    Mutant(
+        "waiters-all-at-once",
+        "kernel/commands/peek.py",
+        "row.goes_at, at = at, at + int(pace)",
+        "row.goes_at = at",
+        "waiters go one after the other",
+    ),
+    Mutant(
+        "promised-is-used",
+        "kernel/limits/window.py",
+        "used = max(0.0, total + state[3] - to_come)",
+        "used = max(0.0, total + state[3])",
+        "what is promised is told apart from what counts",
+    ),
+    Mutant(
         "late-release-counts",
         "kernel/commands/settle.py",
         "if leases.get(self.id) is None:\n                    lives = False",
@@ -186,8 +207,8 @@ MUTANTS = [
     Mutant(
         "pause-ignored",
         "kernel/commands/admit.py",
-        "if paused > now:\n            at = paused",
-        "if False:\n            at = paused",
+        "if paused > now:\n            at, last = earliest_now(records, now, steps)",
+        "if False:\n            at, last = earliest_now(records, now, steps)",
         "no grants while a gate is paused",
     ),
     Mutant(

@@ -85,10 +85,11 @@ def test_explain_says_what_the_next_ask_is_answered(store: str, family: str) -> 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("store", STORES)
 def test_explain_says_what_the_next_ask_is_answered_for_long(store: str, family: str) -> None:
-    @generated(1000 if store in ("memory", "redis") else 300)
+    @generated(1000 if store == "memory" else 300)
     @given(CROWD, STEPS)
     def histories(crowd: list[Any], steps: list[Any]) -> None:
         clock = FakeClock()
