@@ -281,7 +281,7 @@ def keys(quick: bool) -> Table:
         for size, store in stores.items():
             fill(store, (Admit(policy.plan(1, {"org": f"org-{number}"})) for number in range(size)))
             store.close()  # writes back the log
-            weights.append(f"{Path(store._path).stat().st_size / size:,.0f} at {size:,}")
+            weights.append(f"{Path(store.path).stat().st_size / size:,.0f} at {size:,}")
         operations = {size: draw(store, size) for size, store in stores.items()}
         for run in operations.values():
             for _ in range(300):

@@ -186,9 +186,37 @@ MUTANTS = [
     Mutant(
         "expired-lease-renews",
         "kernel/commands/renew.py",
-        "if leases.get(id) is None and not lost > at:",
+        "if leases.get(id) is None and not at < before:",
         "if False:",
         "a late renewal of an expired lease changes nothing, and says so",
+    ),
+    Mutant(
+        "another-epoch-unnoticed",
+        "kernel/commands/base.py",
+        "records.seen = max(seen, head.seq + 1) if is_another(head.epoch, told) else seen",
+        "records.seen = seen",
+        "state that was made anew is noticed however far it has grown",
+    ),
+    Mutant(
+        "loss-made-up-for-by-every-process",
+        "kernel/commands/base.py",
+        "elif not head.lost_before:",
+        "elif True:",
+        "a loss is made up for once",
+    ),
+    Mutant(
+        "late-holder-does-not-return",
+        "kernel/commands/renew.py",
+        "returning = head.lost or is_another(head.epoch, records.told)",
+        "returning = head.lost",
+        "a holder that comes back after the loss is made up for has its slot again",
+    ),
+    Mutant(
+        "lease-of-this-epoch-returns",
+        "kernel/commands/base.py",
+        "head.lost_before = began_at(head.epoch)",
+        "head.lost_before = now",
+        "a lease that has ended in the new state does not come back",
     ),
     Mutant(
         "id-forgotten",

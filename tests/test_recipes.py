@@ -135,7 +135,7 @@ def test_usage_explain_status_and_limits_show_it(gates: Any) -> None:
     assert rows == [("t", "tumbling", 2, 4), ("each", "tumbling", 2, 2)]
     answer = gate.explain(key={"org": "acme"})
     assert (answer.granted, answer.limit) == (False, "each")
-    assert 0 < answer.after <= 60
+    assert 0 < answer.goes_in <= 60
     shown = run("status", "api", "--key", "org=acme")
     assert "begins anew in" in shown
     told = json.loads(run("status", "api", "--json"))

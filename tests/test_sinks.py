@@ -137,7 +137,7 @@ def test_a_guard_tells_the_metrics_of_the_sink_that_is_on_and_of_its_own_otherwi
 @pytest.mark.parametrize("name", SINKS)
 def test_every_sink_is_made_by_its_name_and_takes_an_event(name: str) -> None:
     sink = make_sink(name)
-    sink(events.Event("store_up", "api", {"seconds": 1.0}))
+    sink(events.Event("store_up", "api", {"down_for": 1.0}))
 
 
 def test_every_sink_is_in_the_reference() -> None:

@@ -13,6 +13,7 @@ from .errors import (
     InvalidInput,
     KindChanged,
     LeaseLost,
+    PolicyChanged,
     StoreFormatError,
     StoreUnavailable,
 )
@@ -25,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
-    from .gate.gates import Gates
+    from .gate.gates import Gates, GuardGates
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,22 @@ def load(path: str | PathLike[str] | None = None) -> Gates:
     from .gate.gates import Gates
 
     return Gates(load_config(path))
+
+
+def connect(url: str, token: str | None = None, on_store_error: str = "closed") -> GuardGates:
+    """The gates of a guard by name: `connect("http://guard:8434")["adobe"]`, `connect(…).async_gate("adobe")`.
+
+    Their limits are the guard's. The token is the URL's, else `token`, else `$HEADGATE_TOKEN`. A gate is made with one
+    round trip to the guard, and raises StoreUnavailable where that does not answer.
+    """
+    from .gate.gates import GuardGates
+    from .stores import open_store
+
+    if token is None:
+        return GuardGates(open_store(url), on_store_error)
+    from .stores.http.store import HttpStore
+
+    return GuardGates(HttpStore(url, token=token), on_store_error)
 
 
 __all__ = [
@@ -59,6 +76,7 @@ __all__ = [
     "Override",
     "Permit",
     "Place",
+    "PolicyChanged",
     "Quota",
     "Report",
     "StoreFormatError",
@@ -67,5 +85,6 @@ __all__ = [
     "Waiter",
     "Window",
     "__version__",
+    "connect",
     "load",
 ]

@@ -40,6 +40,13 @@ class ConfigError(InvalidInput):
         return f"{text}; {self.remedy}" if self.remedy else text
 
 
+class PolicyChanged(ConfigError):
+    """The guard's gate has another kind of limit, unit, key, class or way of waiting than the ask was made with.
+
+    Nothing was decided. A gate that takes its limits from the guard has them by now, and asks again by itself.
+    """
+
+
 class UnknownGate(ConfigError, KeyError):
     """The configuration has no gate of that name. A `KeyError` too, so that `name in config` and `config.get` work."""
 

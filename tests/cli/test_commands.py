@@ -186,7 +186,7 @@ def test_top_says_what_there_is_no_room_for(gates: Any) -> None:
 def test_status_as_json_has_the_fields_of_usage_and_the_holders(gates: Any) -> None:
     with gates["adobe"].acquire(holder="one"):
         [gate] = read("status", "adobe")["gates"]
-    assert (gate["gate"], gate["waiting"], gate["paused_until"]) == ("adobe", 0, None)
+    assert (gate["gate"], gate["waiting"], gate["paused_for"]) == ("adobe", 0, None)
     assert [limit["name"] for limit in gate["limits"]] == ["rpm", "in_flight"]
     assert gate["limits"][1]["used"] == 1
     assert gate["limits"][1]["utilisation"] == 0.5

@@ -98,7 +98,7 @@ def test_what_is_wrong_is_told_in_one_message_and_charges_nothing(
     for name in gates:
         assert all(limit.used == 0 for limit in gates[name].usage().limits)
         assert gates[name].overrides() == []
-        assert gates[name].usage().paused_until is None
+        assert gates[name].usage().paused_for is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def test_every_key_is_taken() -> None:
         "port": "0",
         "tokens": '"t.toml"',
         "audit": '"/var/log/a.jsonl"',
+        "history": '"h.jsonl"',
         "max_body": "2048",
         "max_batch": "7",
         "max_wait": '"1500ms"',
@@ -31,7 +32,7 @@ def test_every_key_is_taken() -> None:
     }
     assert values.keys() == SERVE_KEYS.keys()
     text = GATES + "[serve]\n" + "\n".join(f"{key} = {value}" for key, value in values.items())
-    assert parse(text).serve == Serve("::1", 0, "t.toml", "/var/log/a.jsonl", 2048, 7, 1.5, 0, 9)
+    assert parse(text).serve == Serve("::1", 0, "t.toml", "/var/log/a.jsonl", "h.jsonl", 2048, 7, 1.5, 0, 9)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_every_other_block_is_at_least_well_formed(page: Path) -> None:
             config_file.parse(block.text, file=block.place)
         else:
             # tests/service/test_docs.py has the guard's pages: their commands run, and so does what is in JavaScript.
-            known = [(), ("python",), ("sh",), ("text",), ("javascript",), ("go",)]
+            known = [(), ("python",), ("python", "guard"), ("sh",), ("text",), ("javascript",), ("go",)]
             assert block.info in known, f"{block.place}: nothing checks {block.info}"
 
 

@@ -22,7 +22,7 @@ RECIPES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "How to add a store": (("SqliteStore", "sqlite"), None),
     "How to add a command": (("Extend",), None),
     "How to add an outcome": (("overloaded",), 5),
-    "How to add a usage field": (("time_left",), 6),
+    "How to add a usage field": (("resets_in",), 6),
     "How to add a sink": (("Prometheus", "prometheus"), None),
 }
 
@@ -92,6 +92,6 @@ def test_a_kind_is_named_by_what_makes_it_ready_and_by_the_simulated_upstreams_a
 
 def test_what_is_said_of_a_thing_is_no_place_of_it() -> None:
     text = (
-        '"""Of a Quota."""\n# a quota\nx = {"time_left": f"{row.maximum:g} in all", "kind": "quota"}\nname = "a quota"'
+        '"""Of a Quota."""\n# a quota\nx = {"resets_in": f"{row.maximum:g} in all", "kind": "quota"}\nname = "a quota"'
     )
-    assert python_words(text) == {"x", "time_left", "row", "maximum", "g", "kind", "quota", "name"}
+    assert python_words(text) == {"x", "resets_in", "row", "maximum", "g", "kind", "quota", "name"}

@@ -260,7 +260,7 @@ def test_a_long_promise_that_is_cancelled_is_given_back(store: str, late: bool) 
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: promised(1))
-            assert (await gate.explain()).after == pytest.approx(3600, abs=60)
+            assert (await gate.explain()).goes_in == pytest.approx(3600, abs=60)
 
     async def promised(n: int) -> bool:
         return round((await gate.usage())["b"].used) == n

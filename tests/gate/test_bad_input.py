@@ -32,7 +32,7 @@ def untouched(gate: Any) -> None:
     usage = gate.usage()
     assert [limit.used for limit in usage.limits] == [0] * len(usage.limits)
     assert usage.waiting == 0
-    assert usage.paused_until is None
+    assert usage.paused_for is None
     assert gate.holders() == []
     assert gate.overrides() == []
 
@@ -206,7 +206,7 @@ def test_a_wrong_retry_after_is_refused_and_the_permit_lives_on(make: Any, after
         permit.release("rate_limited", retry_after=after)
     with pytest.raises(InvalidInput, match="retry_after"):
         gate.release(permit.id, "rate_limited", retry_after=after)
-    assert gate.usage().paused_until is None
+    assert gate.usage().paused_for is None
     assert permit.release() is True
 
 

@@ -46,7 +46,7 @@ def test_a_lease_is_renewed_by_its_id_alone(store: Any, clock: FakeClock, id: st
         clock.advance("7s")
         assert gate.renew(permit.id) == pytest.approx(clock.now / 1e6 + 10)
     [holder] = gate.holders()
-    assert (holder.holder, holder.since, holder.expires) == ("x", 35, 10)
+    assert (holder.holder, holder.held_for, holder.expires_in) == ("x", 35, 10)
     assert gate.renew(permit.id, lease="1h") == pytest.approx(clock.now / 1e6 + 3600)
     clock.advance("30m")
     assert gate.release(permit.id) is True
@@ -162,7 +162,7 @@ def test_a_heartbeat_never_shortens_a_lease_that_was_extended_by_its_id(store: A
     permit = gate.acquire(renew=False)
     assert gate.renew(permit.id, lease="1h") == pytest.approx(clock.now / 1e6 + 3600)
     permit.renew()  # what its holder's heartbeat sends
-    assert [holder.expires for holder in gate.holders()] == [3600]
+    assert [holder.expires_in for holder in gate.holders()] == [3600]
     clock.advance("11s")
     assert gate.try_acquire() is None
     assert gate.renew(permit.id, lease="10s") == pytest.approx(clock.now / 1e6 + 10), "by its id it may be shortened"

@@ -133,8 +133,8 @@ def test_the_fence_grows_with_every_grant(make: Any, store: str) -> None:
 
 def test_a_lease_has_an_expiry_and_a_rate_has_none(make: Any, timed: MemoryStore, clock: HandClock) -> None:
     leased = make("g", [slots(1, lease="30s")], store=timed).acquire(lease="5s", renew=False)
-    assert leased.lease_expires == pytest.approx(clock.us / 1e6 + 5)
-    assert make("r", [Bucket(5, per="1s", name="b")], store=timed).acquire().lease_expires is None
+    assert leased.lease_expires_at == pytest.approx(clock.us / 1e6 + 5)
+    assert make("r", [Bucket(5, per="1s", name="b")], store=timed).acquire().lease_expires_at is None
 
 
 # --- ids --------------------------------------------------------------------------------------------------------------

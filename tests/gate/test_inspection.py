@@ -22,21 +22,21 @@ def test_usage_says_how_full_each_limit_is(make: Any, timed: MemoryStore) -> Non
     window = usage["w"]
     assert (window.used, window.limit, window.available, window.utilisation) == (5, 10, 5, 0.5)
     assert (window.kind, window.unit, window.key) == ("window", "requests", None)
-    assert window.next_free == 0
-    assert window.time_left == pytest.approx(10, abs=0.011)
+    assert window.free_in == 0
+    assert window.resets_in == pytest.approx(10, abs=0.011)
     assert (usage["slots"].used, usage["slots"].available) == (1, 3)
     assert usage["q"].used == 5
-    assert 0 < usage["q"].time_left <= 86_400
-    assert (usage.gate, usage.waiting, usage.paused_until) == ("g", 0, None)
+    assert 0 < usage["q"].resets_in <= 86_400
+    assert (usage.gate, usage.waiting, usage.paused_for) == ("g", 0, None)
     with pytest.raises(KeyError, match="slots"):
         usage["nope"]
 
 
-def test_next_free_is_when_the_smallest_ask_could_go(make: Any, timed: MemoryStore, clock: HandClock) -> None:
+def test_free_in_is_when_the_smallest_ask_could_go(make: Any, timed: MemoryStore, clock: HandClock) -> None:
     gate = make("g", [Window(2, per="10s", slack=0, name="w")], store=timed)
     gate.acquire(cost=2)
     clock.forward(4)
-    assert gate.usage()["w"].next_free == pytest.approx(6, abs=0.011)
+    assert gate.usage()["w"].free_in == pytest.approx(6, abs=0.011)
 
 
 def test_usage_of_a_key_shows_the_limits_by_that_key(make: Any, store: str) -> None:
@@ -65,8 +65,8 @@ def test_holders_say_who_since_when_and_until_when(make: Any, timed: MemoryStore
     clock.forward(5)
     gate.acquire(key={"org": "b"}, holder="two", priority="batch", renew=False)
     one, two = gate.holders()
-    assert (one.holder, dict(one.key), one.since, one.expires) == ("one", {"org": "acme"}, 5, 25)
-    assert (two.holder, two.since, two.expires, two.priority) == ("two", 0, 30, "batch")
+    assert (one.holder, dict(one.key), one.held_for, one.expires_in) == ("one", {"org": "acme"}, 5, 25)
+    assert (two.holder, two.held_for, two.expires_in, two.priority) == ("two", 0, 30, "batch")
 
 
 def test_explain_names_the_limit_its_holders_and_when(make: Any, timed: MemoryStore, clock: HandClock) -> None:
@@ -75,15 +75,15 @@ def test_explain_names_the_limit_its_holders_and_when(make: Any, timed: MemorySt
     clock.forward(10)
     told = gate.explain()
     assert (told.granted, told.limit) == (False, "slots")
-    assert told.after == pytest.approx(20)
+    assert told.goes_in == pytest.approx(20)
     assert [holder.holder for holder in told.holders] == ["sleeper"]
-    assert told.holders[0].since == pytest.approx(10)
+    assert told.holders[0].held_for == pytest.approx(10)
     assert "slots" in told.reason
 
 
 def test_explain_says_when_something_can_never_go(make: Any, store: str) -> None:
     told = make("g", [Bucket(5, per="1s", name="b")], store=store).explain(cost=50)
-    assert (told.granted, told.after, told.limit) == (False, None, "b")
+    assert (told.granted, told.goes_in, told.limit) == (False, None, "b")
     assert "never" in told.reason
 
 
@@ -138,7 +138,7 @@ def test_a_pause_holds_everybody_back_until_it_ends(make: Any, timed: MemoryStor
     gate = make("g", [slots(5)], store=timed)
     gate.pause("30s", "upstream maintenance")
     assert gate.try_acquire() is None
-    assert gate.usage().paused_until == pytest.approx(30)
+    assert gate.usage().paused_for == pytest.approx(30)
     assert gate.usage().pause_reason == "upstream maintenance"
     told = gate.explain()
     assert not told.granted
@@ -151,7 +151,7 @@ def test_a_pause_holds_everybody_back_until_it_ends(make: Any, timed: MemoryStor
     assert gate.try_acquire() is None
     clock.forward(0.000001)
     assert gate.try_acquire(renew=False) is not None
-    assert gate.usage().paused_until is None
+    assert gate.usage().paused_for is None
 
 
 def test_resume_ends_a_pause_at_once(make: Any, store: str) -> None:
@@ -166,7 +166,7 @@ def test_a_refusal_with_a_delay_pauses_everybody(make: Any, store: str) -> None:
     gate, other = make("g", [slots(5)], store=store), make("g", [slots(5)], store=store)
     gate.acquire().release("rate_limited", retry_after=60)
     assert other.try_acquire() is None
-    assert 59 < other.usage().paused_until <= 60
+    assert 59 < other.usage().paused_for <= 60
     assert "rate_limited" in other.usage().pause_reason
 
 

@@ -45,12 +45,12 @@ def test_control_c_while_waiting_in_line_leaves_nothing_behind(store: str) -> No
 def test_control_c_while_waiting_for_a_promise_gives_it_back(store: str) -> None:
     gate = Gate("p", [Bucket(1, per="1h", burst=1, slack=0, name="b")], store=store, waiting="promise")
     gate.acquire()
-    before = gate.explain().after
-    interrupt_when(lambda: (gate.explain().after or 0) > 5000)
+    before = gate.explain().goes_in
+    interrupt_when(lambda: (gate.explain().goes_in or 0) > 5000)
     with pytest.raises(KeyboardInterrupt):
         gate.acquire()
     assert before is not None
-    assert gate.explain().after == pytest.approx(before, abs=30)
+    assert gate.explain().goes_in == pytest.approx(before, abs=30)
 
 
 def test_control_c_in_the_block_releases(store: str) -> None:

@@ -22,20 +22,20 @@ SHORT = "2s"
 
 def renewed(*permits: Permit) -> None:
     """Until the background has renewed each of them."""
-    before = {permit: permit.lease_expires or 0.0 for permit in permits}
-    until(lambda: all((permit.lease_expires or 0.0) > expires for permit, expires in before.items()))
+    before = {permit: permit.lease_expires_at or 0.0 for permit in permits}
+    until(lambda: all((permit.lease_expires_at or 0.0) > expires for permit, expires in before.items()))
 
 
 def test_a_short_lease_lives_for_as_long_as_its_permit_is_held(store: str) -> None:
     gate = Gate("g", [slots(1, lease=SHORT)], store=store)
     permit = gate.acquire(holder="me")
-    expires = permit.lease_expires
+    expires = permit.lease_expires_at
     assert expires is not None
 
     def outlived() -> bool:
         assert [holder.holder for holder in gate.holders()] == ["me"]
         assert gate.try_acquire() is None
-        return (permit.lease_expires or 0.0) > expires + 2
+        return (permit.lease_expires_at or 0.0) > expires + 2
 
     until(outlived)
     assert not permit.lost
@@ -78,10 +78,10 @@ def test_renewal_ends_with_the_permit(store: str, events: list[Event]) -> None:
     renewed(*permits)
     for permit, outcome in zip(others, ("ok", "error", "unsent"), strict=True):
         assert permit.release(outcome) is True
-    ended = [permit.lease_expires for permit in others]
+    ended = [permit.lease_expires_at for permit in others]
     renewed(kept)
     renewed(kept)
-    assert [permit.lease_expires for permit in others] == ended
+    assert [permit.lease_expires_at for permit in others] == ended
     assert [holder.id for holder in gate.holders()] == [kept.id]
     assert kept.release() is True
     assert not any(permit.lost for permit in permits)

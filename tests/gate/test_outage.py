@@ -82,7 +82,7 @@ def test_everything_else_of_a_closed_gate_is_refused_in_time_as_well(url: str, l
         assert took < DECIDED
     locker.finish()
     until(lambda: not isinstance(timed(gate.acquire)[1], StoreUnavailable))
-    assert gate.usage().paused_until is None
+    assert gate.usage().paused_for is None
     assert gate.overrides() == []
 
 
@@ -292,12 +292,12 @@ def test_an_exception_in_a_block_is_not_hidden_by_a_store_that_is_away(url: str,
 def test_a_lease_outlives_an_outage_that_is_shorter_than_it(url: str, lock: Callable[[], Child]) -> None:
     gate = Gate("g", [Concurrency(1, name="slots", lease="6s")], store=url)
     permit = gate.acquire()
-    expires = permit.lease_expires
+    expires = permit.lease_expires_at
     assert expires is not None
     locker = lock()
     time.sleep(2.5)  # a renewal falls into it
     locker.finish()
-    until(lambda: (permit.lease_expires or 0) > expires + 3)
+    until(lambda: (permit.lease_expires_at or 0) > expires + 3)
     assert not permit.lost
     assert permit.release() is True
 

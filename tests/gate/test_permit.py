@@ -95,7 +95,7 @@ def test_report_reads_how_it_went(make: Any, store: str, response: Any, outcome:
     with gate.acquire() as permit:
         assert permit.report(response) == outcome
     assert gate.usage()["slots"].limit == (6 if outcome in ("rate_limited", "overloaded") else 8)
-    assert gate.usage().paused_until is None
+    assert gate.usage().paused_for is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_one_workers_429_with_a_delay_pauses_the_fleet_while_it_still_holds_its_
     gate, other = make("g", [slots(5)], store=store), make("g", [slots(5)], store=store)
     with gate.acquire() as permit:
         permit.report({"status": 429, "headers": {"Retry-After": "42"}})
-        assert 41 < other.usage().paused_until <= 42
+        assert 41 < other.usage().paused_for <= 42
         assert other.try_acquire() is None
 
 

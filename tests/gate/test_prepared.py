@@ -136,7 +136,7 @@ class Two:
             assert short._confirmed == long._confirmed
 
     def do_renew(self, which: int) -> None:
-        leased = [pair for pair in self.held if pair[0].id and pair[0].lease_expires]
+        leased = [pair for pair in self.held if pair[0].id and pair[0].lease_expires_at]
         if leased:
             renewed = []
             for permit in leased[which % len(leased)]:
@@ -274,7 +274,7 @@ def test_a_refusal_of_the_short_way_names_the_same_limit_and_moment_as_the_long_
         wait = gate.explain()
         assert all(kept)
         assert gate.try_acquire() is None
-        said.append((wait.limit, wait.after))
+        said.append((wait.limit, wait.goes_in))
     assert said[0] == said[1] == ("rate", 10.1)
 
 

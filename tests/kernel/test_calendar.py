@@ -59,7 +59,7 @@ def test_a_period_is_as_long_as_it_is_in_its_zone(begins: str, zone: str, per: s
     with pytest.raises(Denied) as denied:
         gate.acquire(timeout=0)
     assert round((denied.value.retry_after or 0) * S) == length
-    assert gate.usage()["q"].time_left == length / S
+    assert gate.usage()["q"].resets_in == length / S
     clock.advance(microseconds=length - 1)
     assert gate.try_acquire() is None
     clock.advance(microseconds=1)
@@ -103,8 +103,8 @@ def test_wherever_and_whenever_the_upstreams_calendar_agrees(zone: str, per: str
             clock.advance(microseconds=longest * pause // 2500)
             wanted = oracle.earliest(clock(), clock(), cost)
             why = gate.explain(cost)
-            assert why.after is not None
-            assert clock() + round(why.after * S) == wanted
+            assert why.goes_in is not None
+            assert clock() + round(why.goes_in * S) == wanted
             if wanted - clock() < longest // 3:
                 clock.set(wanted)
             if gate.try_acquire(cost) is not None:

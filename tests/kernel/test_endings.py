@@ -28,7 +28,7 @@ def take(gate: Gate, **ask: Any) -> Any:
 
 def wait(gate: Gate, **ask: Any) -> int:
     """Microseconds until it would go."""
-    after = gate.explain(**ask).after
+    after = gate.explain(**ask).goes_in
     assert after is not None
     return round(after * S)
 
@@ -330,7 +330,7 @@ def test_a_cost_above_an_override_is_denied_at_once_and_goes_again_when_it_ends(
     gate.set_limit("w", 3)
     why = gate.explain(5)
     assert not why.granted
-    assert why.after is None
+    assert why.goes_in is None
     gate.clear_limit("w")
     take(gate, cost=5)
 

@@ -453,7 +453,7 @@ def test_a_call_is_stamped_when_it_is_taken(made: Any) -> None:
     fleet.clock.advance("700ms")
     assert fleet.stand("second")
     assert fleet.granted["second"].at == fleet.clock()
-    assert round(fleet.gate.explain().after * S) == 10 * S
+    assert round(fleet.gate.explain().goes_in * S) == 10 * S
 
 
 def test_tickets_of_a_process_that_died_leave_and_what_they_held_is_back(made: Any) -> None:

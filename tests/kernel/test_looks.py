@@ -66,7 +66,7 @@ def says_what_it_does(store: Any, clock: FakeClock, family: str, crowd: list[Any
             held.append(gate.acquire(cost, key=key, priority=priority, timeout=0, renew=False))
         except Denied as denied:
             answer = (False, denied.retry_after, denied.limit)
-        assert (told.granted, told.after, told.limit) == answer, "\n".join(history.story)
+        assert (told.granted, told.goes_in, told.limit) == answer, "\n".join(history.story)
     for permit in held:
         permit.release("error")
 
@@ -164,12 +164,12 @@ def test_a_paused_gate_that_is_also_full_says_when_both_let_it_go(made: Any) -> 
     gate = Gate("g", [Window(1, per="1m", slack=0, name="w")], store=store)
     gate.acquire()
     gate.pause("10s", "maintenance")
-    assert gate.explain().after == pytest.approx(60, abs=0.07)
+    assert gate.explain().goes_in == pytest.approx(60, abs=0.07)
     with pytest.raises(Denied) as caught:
         gate.acquire(timeout=0)
-    assert (caught.value.limit, caught.value.retry_after) == ("w", gate.explain().after)
+    assert (caught.value.limit, caught.value.retry_after) == ("w", gate.explain().goes_in)
     gate.pause("2m", "more of it")
-    assert gate.explain().after == pytest.approx(120)
+    assert gate.explain().goes_in == pytest.approx(120)
     assert "more of it" in gate.explain().reason
 
 
@@ -209,10 +209,10 @@ def test_retry_after_is_when_those_ahead_have_gone(made: Any, kind: str, waiting
     told = gate.explain(2)
     with pytest.raises(Denied) as caught:
         gate.acquire(2, timeout=0)
-    assert (told.after, told.timing, told.position) == (caught.value.retry_after, "exact", waiting + 1)
+    assert (told.goes_in, told.timing, told.position) == (caught.value.retry_after, "exact", waiting + 1)
     assert caught.value.position == waiting + 1
     # An ask like it that stands in line takes as long.
-    assert told.after == pytest.approx(served_at(store, clock, line), rel=0.05)
+    assert told.goes_in == pytest.approx(served_at(store, clock, line), rel=0.05)
 
 
 def test_a_line_of_different_costs_is_an_estimate_by_what_they_cost(made: Any) -> None:
@@ -223,7 +223,7 @@ def test_a_line_of_different_costs_is_an_estimate_by_what_they_cost(made: Any) -
         stands(gate, store, f"t{number}", cost={"tokens": tokens})
     told = gate.explain({"tokens": 5})
     assert told.timing == "estimate"
-    assert told.after == pytest.approx((60 + 20 + 40 + 5) / 10, rel=0.05)
+    assert told.goes_in == pytest.approx((60 + 20 + 40 + 5) / 10, rel=0.05)
     assert told.position == 4
 
 
@@ -231,10 +231,10 @@ def test_slots_are_told_as_the_earliest_moment(made: Any) -> None:
     store, _ = made
     gate = Gate("g", [Concurrency(1, lease="30s", name="c")], store=store)
     gate.acquire(renew=False)
-    assert (gate.explain().after, gate.explain().timing) == (30, "earliest")
+    assert (gate.explain().goes_in, gate.explain().timing) == (30, "earliest")
     stands(gate, store, "t")
     told = gate.explain()
-    assert (told.after, told.timing, told.position) == (30, "earliest", 2)
+    assert (told.goes_in, told.timing, told.position) == (30, "earliest", 2)
     with pytest.raises(Denied, match="at the earliest 30 s"):
         gate.acquire(timeout=0)
 
@@ -245,9 +245,9 @@ def test_a_higher_class_does_not_wait_for_the_lower_one(made: Any) -> None:
     gate.acquire(cost=10)
     for number in range(30):
         stands(gate, store, f"t{number}", priority="batch")
-    assert gate.explain(priority="live").after == pytest.approx(10, abs=0.02)
+    assert gate.explain(priority="live").goes_in == pytest.approx(10, abs=0.02)
     assert gate.explain(priority="live").position == 1
-    assert gate.explain(priority="batch").after == pytest.approx(40, abs=0.1)
+    assert gate.explain(priority="batch").goes_in == pytest.approx(40, abs=0.1)
     assert gate.explain(priority="batch").position == 31
 
 
@@ -257,8 +257,8 @@ def test_the_first_ask_of_a_tenant_is_told_its_fair_turn(made: Any) -> None:
     gate.acquire(key={"org": "a"})
     for number in range(60):
         stands(gate, store, f"t{number}", key={"org": "a"})
-    assert gate.explain(key={"org": "b"}).after <= 3
-    assert gate.explain(key={"org": "a"}).after == pytest.approx(61, abs=2)
+    assert gate.explain(key={"org": "b"}).goes_in <= 3
+    assert gate.explain(key={"org": "a"}).goes_in == pytest.approx(61, abs=2)
 
 
 def test_a_ticket_that_ran_out_of_time_knows_the_line(made: Any) -> None:

@@ -6,11 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Gate, Quota, Window
+from headgate.kernel.commands import Admit, Release, Renew, Reset
+from headgate.kernel.commands.base import REMEMBER, compare
+from headgate.kernel.model import Grant
+from headgate.kernel.plan import Policy
+from headgate.kernel.records import DictRecords
 from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteStore
 from headgate.testing import FakeClock
+from tests.support.generated import FEWER, generated
+from tests.support.oracle import LossOracle
 from tests.support.stores import forget
 
 S = 1_000_000
@@ -123,3 +132,85 @@ def test_a_file_that_was_set_back_under_a_process_is_noticed_at_its_next_decisio
     clock.advance("1s")
     assert 50 <= count(gate) <= 110
     store.close()
+
+
+# --- processes that come back early and late ---------------------------------------------------------------------------
+
+POLICY = Policy("g", [Concurrency(2, lease="20s", name="c")])
+
+DEEDS = st.one_of(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "renew", "renew", "renew", "release"]), st.integers(0, 3), st.integers(0, 5)
+    ),
+    st.tuples(st.sampled_from(["lose", "lose", "reset"]), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("pass"), st.sampled_from([1, S, S, 7 * S, 25 * S, 61 * S]), st.just(0)),
+)
+
+
+class Processes:
+    """Processes that share records, and an oracle that is told the same."""
+
+    def __init__(self) -> None:
+        self.now = 10**15
+        self.records = DictRecords("g")
+        self.oracle = LossOracle(2, REMEMBER)
+        #: Process → the number and the epoch that it was told.
+        self.known = {process: (0, f"session{process}") for process in range(4)}
+        self.held: dict[str, tuple[Any, ...]] = {}
+        self.steps = 0
+
+    def run(self, process: int, command: Any) -> tuple[Any, bool]:
+        lost = compare(self.records, *self.known[process])
+        reply = command.apply(self.now, self.records)
+        head = self.records.head
+        self.known[process] = (max(self.known[process][0], head.seq), head.epoch)
+        assert lost == self.oracle.command(process, self.now)
+        return reply, lost
+
+    def do(self, deed: str, process: int, number: int) -> None:
+        self.steps += 1
+        if deed == "pass":
+            self.now += process
+        elif deed == "lose":
+            self.now += 1  # that takes a moment
+            self.records = DictRecords("g")
+            self.oracle.lose()
+        elif deed == "reset":
+            self.run(process, Reset("g"))
+            self.oracle.reset()
+        elif deed == "ask":
+            id, plan = f"lease-{self.steps}", POLICY.plan()
+            reply, _ = self.run(process, Admit(plan, id, None, plan.lease))
+            granted = isinstance(reply, Grant)
+            assert granted == self.oracle.ask(self.now, id, self.now + plan.lease)
+            if granted:
+                self.held[id] = (process, (plan, id, reply.at, plan.lease, reply.fence, None))
+        elif self.held:
+            id = list(self.held)[-1 - number % len(self.held)]
+            holder, row = self.held[id]
+            if deed == "renew":
+                pulse, lost = self.run(holder, Renew("g", (row,)))
+                expected = self.oracle.renew(self.now, id, self.now + row[3], lost)
+                assert bool(pulse.expires[id]) == expected
+            else:
+                ended, _ = self.run(process, Release(POLICY, id, "ok"))
+                assert ended.lost != self.oracle.release(self.now, id)
+        live = sum(expires > self.now for expires, _ in self.records.leases["c"].scan())
+        assert live == (len(self.oracle.live(self.now)) if self.oracle.there else 0)
+
+
+@pytest.mark.parametrize("examples", [150, pytest.param(5000, marks=pytest.mark.soak)])
+def test_whoever_comes_back_after_a_loss_has_its_slot_and_nobody_else_gets_one_back(examples: int) -> None:
+    steps = 0
+
+    @generated(examples)
+    @given(st.lists(DEEDS, min_size=40, max_size=80))
+    def holds(deeds: list[Any]) -> None:
+        nonlocal steps
+        processes = Processes()
+        for deed in deeds:
+            processes.do(*deed)
+        steps += processes.steps
+
+    holds()
+    assert steps >= 40 * examples // FEWER

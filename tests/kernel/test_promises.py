@@ -194,7 +194,7 @@ def test_usage_tells_what_counts_and_what_is_promised_apart(store: str) -> None:
         assert (usage["pace"].used, usage["pace"].promised) == (1, 7)
         assert (usage["bucket"].used, usage["bucket"].promised) == (1, 7)
         assert (usage["window"].used, usage["window"].promised, usage["window"].available) == (1, 7, 2)
-        assert gate.explain().after == pytest.approx(8 * 3.6)  # a promise lies on the window's grid
+        assert gate.explain().goes_in == pytest.approx(8 * 3.6)  # a promise lies on the window's grid
         clock.advance("4s")
         usage = gate.usage()
         assert (usage["window"].used, usage["window"].promised) == (2, 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,26 @@ def test_the_javascript_of_the_page_runs_and_leaves_nothing_held(guard: GuardPro
     client = Client(guard.port)
     assert client.used("adobe", "in_flight") == 0
     assert client.used("adobe", "rpm") == 1
+
+
+def test_the_python_of_the_page_of_the_guard_runs_against_the_guard_of_the_page(tmp_path: Path) -> None:
+    blocks = blocks_of(DOCS / "how-to" / "run-a-guard.md")
+    [config] = [block.text for block in blocks if block.info == ("toml", "headgate.toml")]
+    [script] = [block.text for block in blocks if block.info == ("python", "guard")]
+    process = GuardProcess(tmp_path, config)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PATH": os.environ["PATH"], "GUARD": f"{process.url}?timeout=30s"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert Client(process.port).used("adobe", "rpm") == 1
+    finally:
+        process.kill()
 
 
 GO_MAIN = """\

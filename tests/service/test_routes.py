@@ -98,10 +98,10 @@ def test_a_permit_is_granted_renewed_and_released_by_its_id_alone(client: Client
     assert permit["id"].startswith("adobe:")
     assert permit["gate"] == "adobe"
     assert permit["lease"] == 20.0
-    assert abs(permit["expires"] - time.time() - 20) < 5
+    assert abs(permit["expires_at"] - time.time() - 20) < 5
     renewed = client.post(f"/v1/permits/{permit['id']}/renew")
     assert renewed.status == 200
-    assert renewed.json["expires"] > permit["expires"]
+    assert renewed.json["expires_at"] > permit["expires_at"]
     assert client.release(permit["id"]).json == {"id": permit["id"], "released": True}
     assert client.used("adobe", "in_flight") == 0
 
@@ -381,7 +381,7 @@ def test_explain_says_what_blocks_and_spends_nothing(client: Client) -> None:
     client.acquire("few", cost=2)
     told = client.get("/v1/gates/few/explain").json
     assert (told["granted"], told["limit"]) == (False, "few")
-    assert told["after"] > 3500
+    assert told["goes_in"] > 3500
     assert client.get("/v1/gates/sentinel/explain?cost=pu=3.5,requests=1&priority=live").json["granted"] is True
     assert client.used("few", "few") == 2
 

@@ -51,10 +51,10 @@ def test_every_field_of_a_usage_is_described() -> None:
 
 def test_a_limit_that_is_never_free_is_told_as_null_and_not_as_a_number_that_json_does_not_have() -> None:
     usage = gate_without_a_slot_for_batch().usage()
-    assert usage["slots@batch"].next_free == float("inf")
+    assert usage["slots@batch"].free_in == float("inf")
     [told] = [limit for limit in plain(usage)["limits"] if limit["name"] == "slots@batch"]
-    assert told["next_free"] is None
-    assert '"next_free":null' in encode(members(usage))
+    assert told["free_in"] is None
+    assert '"free_in":null' in encode(members(usage))
 
 
 def snapshot() -> Snapshot:

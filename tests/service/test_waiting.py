@@ -199,11 +199,11 @@ def test_a_client_that_hangs_up_while_it_waits_for_a_promise_gives_it_back(start
     client = Client(start().port)
     for _ in range(10):
         client.post("/v1/gates/promised/reserve")
-    before = client.get("/v1/gates/promised/explain").json["after"]
+    before = client.get("/v1/gates/promised/explain").json["goes_in"]
     connection = client.begin("/v1/gates/promised/acquire", {"wait": 20})
-    client.until(lambda: client.get("/v1/gates/promised/explain").json["after"] > before)
+    client.until(lambda: client.get("/v1/gates/promised/explain").json["goes_in"] > before)
     connection.close()
-    client.until(lambda: client.get("/v1/gates/promised/explain").json["after"] < before)
+    client.until(lambda: client.get("/v1/gates/promised/explain").json["goes_in"] < before)
 
 
 def test_beyond_the_cap_clients_are_refused_at_once_while_those_inside_are_served(

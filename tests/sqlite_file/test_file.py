@@ -193,6 +193,27 @@ def test_a_process_that_holds_the_lock_and_writes_nothing_is_not_waited_for(path
     other.close()
 
 
+MAKES = """
+import sqlite3, sys, time
+file = sqlite3.connect(sys.argv[1], isolation_level=None)
+file.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+while time.process_time() < float(sys.argv[2]):
+    pass
+file.execute("ROLLBACK")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether the holder of a lock lives")
+def test_a_process_that_is_slow_to_make_the_file_is_waited_for(path: str) -> None:
+    command = [sys.executable, "-c", MAKES, path, "0.9"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "locked\n"
+        DatabaseFile(path, NOTES_1).close()
+    assert maker.returncode == 0
+
+
 def test_a_caller_retries_as_long_as_another_one_commits(path: str, file: DatabaseFile) -> None:
     other = DatabaseFile(path, NOTES_1)
     retry = BusyRetry(file)

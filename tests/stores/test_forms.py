@@ -126,9 +126,9 @@ def test_asks_and_ends_that_are_alike_are_sent_to_the_script_with_what_they_have
     frame, *rest = redis_wire.encode("g", [ask, ask], first=True)
     assert redis_wire.pack((*head, True))[1:] in frame
     key = b"\x91\x92\xa3org\xa4acme"
-    assert rest == [0, 0, "id-1", "me", key, "id-1", "me", key]
+    assert rest == [0, "", 0, "id-1", "me", key, "id-1", "me", key]
     assert redis_wire.pack((*head, False))[1:] in redis_wire.encode("g", [ask])[0]
     end = Settle(PLAN, 7, "id-1", "ok", True, 5, {"requests": 2}, 6, False)
     frame, *rest = redis_wire.encode("g", [end])
     assert redis_wire.pack((True, "ok", True, 5, (("requests", 2),), 6, False))[1:] in frame
-    assert rest == [0, 0, "id-1", 7, key]
+    assert rest == [0, "", 0, "id-1", 7, key]

@@ -153,6 +153,10 @@ limits = [
 [gates.one]
 limits = [{ concurrency = 1, name = "slots", lease = "1h" }]
 
+[gates.slow]
+claim = "2m"
+limits = [{ concurrency = 1, name = "slots", lease = "1h" }]
+
 [gates.three]
 limits = [{ concurrency = 3, name = "slots", lease = "1h" }, { window = 100000, per = "1h", name = "w" }]
 """

@@ -175,7 +175,8 @@ CHANGING = (
     st.tuples(st.just("reset"), st.none() | st.integers(0, 2)),
     st.tuples(st.just("look"), st.none() | ASK),
 )  # fmt: skip
-LOSING = (st.just(("lose",)),)
+#: The state is lost; and another process goes on, which may not know that it was.
+LOSING = (st.just(("lose",)), st.tuples(st.just("turn"), st.integers(0, 2)))
 
 DEEDS = st.one_of(*ASKING, *ENDING, *CHANGING)
 
@@ -226,6 +227,8 @@ class History:
         self.policies = policies
         self.made = 0
         self.steps = 0
+        #: The process that acts, of those that the pair has.
+        self.turn = 0
         #: id → how it was asked, in order
         self.asks: dict[str, Admit] = {}
         self.at: dict[str, int] = {}
@@ -351,17 +354,21 @@ class History:
         return Renew(self.policies[0].name, leases, session, tickets)
 
     def execute(self, deeds: list[Any], which: int = 0) -> None:
-        """Do these as one batch; a loss of state parts it."""
+        """Do these as one batch, in the process whose turn it is; a loss of state parts it, and another process's turn."""
         batch: list[Any] = []
         for deed in deeds:
-            if deed[0] != "lose":
+            if deed[0] not in ("lose", "turn"):
                 batch.append(deed)
                 continue
-            self._run(batch, which)
+            self._run(batch, which or self.turn)
             batch = []
-            self.story.append(f"{self._moment()}  the state is lost")
-            self.pair.lose(self.policies[0].name)
-        self._run(batch, which)
+            if deed[0] == "turn":
+                self.turn = deed[1]
+                self.story.append(f"{self._moment()}  process {self.turn} goes on")
+            else:
+                self.story.append(f"{self._moment()}  the state is lost")
+                self.pair.lose(self.policies[0].name)
+        self._run(batch, which or self.turn)
 
     def _run(self, deeds: list[Any], which: int) -> None:
         self.run([self.command(*deed) for deed in deeds], which)

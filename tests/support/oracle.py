@@ -279,3 +279,81 @@ class GateOracle:
 
     def holds(self) -> bool:
         return all(limit.holds() for limit in self.members.values())
+
+
+@dataclass
+class HeldLease:
+    """A lease as its holder knows it, and as the store does."""
+
+    at: int
+    #: In which state it was granted, and in which it is registered now; 0: in none.
+    granted_in: int
+    registered_in: int
+    expires: int
+
+
+class LossOracle:
+    """Slots of a store that loses all of its state now and then, and of processes that come back early or late.
+
+    Each time the state is made anew it has a number of its own. A process remembers the last one that it met, and has lost
+    state when it meets another. The first process that does opens the gate to leases from before; that closes when the loss
+    is made up for, and stays open for the command with which a process finds out for itself.
+    """
+
+    def __init__(self, limit: int, made_up_for_after: int) -> None:
+        self.limit, self.made_up_for_after = limit, made_up_for_after
+        #: The number of the state, whether there is one, and when it was made.
+        self.state, self.there, self.made_at = 0, False, 0
+        #: When its processes noticed that another had been before, and whether leases from before may still come back.
+        self.noticed_at: int | None = None
+        self.is_open = False
+        #: Process → the number of the state that it met last.
+        self.met: dict[int, int] = {}
+        self.leases: dict[str, HeldLease] = {}
+
+    def lose(self) -> None:
+        self.there = False
+
+    def command(self, process: int, now: int) -> bool:
+        """A process sends a command. Returns whether it finds that state was lost."""
+        if not self.there:
+            self.state, self.there, self.made_at = self.state + 1, True, now
+            self.noticed_at, self.is_open = None, False
+        lost = self.met.get(process, self.state) != self.state
+        self.met[process] = self.state
+        if lost and self.noticed_at is None:
+            self.noticed_at, self.is_open = now, True
+        return lost
+
+    def live(self, now: int) -> list[HeldLease]:
+        return [one for one in self.leases.values() if one.registered_in == self.state and one.expires > now]
+
+    def ask(self, now: int, id: str, expires: int) -> bool:
+        """After `command`: whether an ask is granted."""
+        if self.noticed_at is not None and now > self.noticed_at + self.made_up_for_after:
+            self.is_open = False
+        if len(self.live(now)) >= self.limit:
+            return False
+        self.leases[id] = HeldLease(now, self.state, self.state, expires)
+        return True
+
+    def renew(self, now: int, id: str, expires: int, lost: bool) -> bool:
+        """After `command`, which returned `lost`: whether the lease lives on."""
+        lease = self.leases[id]
+        lives = lease.registered_in == self.state and lease.expires > now
+        returns = lease.granted_in < self.state and lease.at < self.made_at and (lost or self.is_open)
+        if lives or returns:
+            lease.registered_in, lease.expires = self.state, expires
+        return lives or returns
+
+    def release(self, now: int, id: str) -> bool:
+        """After `command`: whether the lease had still been there."""
+        lease = self.leases[id]
+        lives = lease.registered_in == self.state and lease.expires > now
+        lease.registered_in = 0
+        return lives
+
+    def reset(self) -> None:
+        self.is_open = False
+        for lease in self.leases.values():
+            lease.registered_in = 0

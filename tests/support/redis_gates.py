@@ -9,7 +9,7 @@ from headgate.events import Event
 from tests.support.waiting import timed
 
 #: On a busy machine a healthy server may take a while; where nothing is to fail, that must not look like a failure.
-PATIENT = "?timeout=5s"
+PATIENT = "?timeout=60s"
 
 
 def kinds(events: list[Event]) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from headgate.kernel.commands.base import compare
+from headgate.kernel.head import is_epoch
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.support.generated import generated
@@ -127,6 +129,23 @@ REMOTE = ("redis", "dynamodb")
 def examples(store: str, count: int) -> Any:
     """Settings for generated tests: so many examples in memory, fewer on a file, and a few on a server."""
     return generated(count if store == "memory" else max(3, count // 60) if store in REMOTE else max(5, count // 12))
+
+
+class KnownByProcesses:
+    """What the processes of another store know of a gate, in the words of the core, which names epochs in its own way."""
+
+    def __init__(self, core: MemoryStore) -> None:
+        self._core = core
+        self._names: dict[str, str] = {}
+
+    def compare(self, gate: str, seen: int, told: str) -> None:
+        """The next commands are those of a process that was told this."""
+        compare(self._core._records(gate), seen, self._names.get(told, told))
+
+    def learn(self, gate: str, told: str) -> None:
+        """Afterwards it has been told this."""
+        if is_epoch(told):
+            self._names.setdefault(told, self._core._records(gate).head.epoch)
 
 
 def forget(store: Any, gate: str) -> None:

@@ -27,7 +27,7 @@ HERE = os.path.abspath(__file__)
 # --- for the tests ----------------------------------------------------------------------------------------------------
 
 
-def run_script(script: str, timeout: float = 120.0, wait_for_output: bool = True) -> tuple[float, str]:
+def run_script(script: str, timeout: float = 240.0, wait_for_output: bool = True) -> tuple[float, str]:
     """Run some lines of Python in a new process; returns when it ended (monotonic) and what it printed."""
     out = subprocess.PIPE if wait_for_output else subprocess.DEVNULL
     child = subprocess.Popen(
@@ -186,11 +186,16 @@ def shift_wall_clock(by: float) -> None:
 def make_gate(options: dict[str, Any]) -> Any:
     if "wall_clock" in options:
         shift_wall_clock(options["wall_clock"])
-    from headgate import Bucket, Concurrency, Gate, Window
+    from headgate import Gate
+
+    return Gate(options.get("name", "shared"), make_limits(options), store=options["store"], **options.get("gate", {}))
+
+
+def make_limits(options: dict[str, Any]) -> list[Any]:
+    from headgate import Bucket, Concurrency, Window
 
     kinds = {"window": Window, "bucket": Bucket, "slots": Concurrency}
-    limits = [kinds[kind](**arguments, name=kind) for kind, arguments in options["limits"].items()]
-    return Gate(options.get("name", "shared"), limits, store=options["store"], **options.get("gate", {}))
+    return [kinds[kind](**arguments, name=kind) for kind, arguments in options["limits"].items()]
 
 
 def worker(options: dict[str, Any]) -> None:
@@ -344,6 +349,107 @@ def spender(options: dict[str, Any]) -> None:
         pass
 
 
+def crowd(options: dict[str, Any]) -> None:
+    """Asks for many permits `at_once` on an event loop, one for each org, gives them back, and asks again, until its orders
+    end.
+
+    Where it is to be `starved`, it begins to have next to no processor when it has asked once, until the order `feed`.
+    """
+    import asyncio
+
+    from headgate import AsyncGate, StoreUnavailable
+
+    gate = AsyncGate("shared", make_limits(options), store=options["store"], **options.get("gate", {}))
+    passed = count_events()
+    rounds = refused = 0
+    stopping = threading.Event()
+
+    def obey() -> None:
+        for order in orders():
+            if order == "feed":
+                os.kill(burner, signal.SIGKILL)
+                os.waitpid(burner, 0)
+        stopping.set()
+
+    async def ask() -> None:
+        nonlocal rounds, refused
+        while not stopping.is_set():
+            asks = (gate.acquire(key={"org": str(number)}) for number in range(options["at_once"]))
+            answers = await asyncio.gather(*asks, return_exceptions=True)
+            refused += sum(isinstance(answer, StoreUnavailable) for answer in answers)
+            permits = [answer for answer in answers if not isinstance(answer, BaseException)]
+            await asyncio.gather(*(permit.release() for permit in permits))
+            rounds += 1
+
+    async def main() -> None:
+        nonlocal burner
+        await (await gate.acquire(key={"org": "0"})).release()
+        if options.get("starved"):
+            burner = starve()
+        threading.Thread(target=obey, daemon=True).start()
+        tell(ready=True)
+        await ask()
+
+    burner = 0
+    asyncio.run(main())
+    tell(rounds=rounds, refused=refused, passed_open=passed["passed_open"])
+
+
+def starve() -> int:
+    """Share one processor with a process that takes nearly all of it. Returns that one's id; it ends with this one too."""
+    parent = os.getpid()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    burner = os.fork()
+    if burner == 0:
+        while os.getppid() == parent:
+            for _ in range(100_000):
+                pass
+        os._exit(0)
+    os.nice(19)
+    return burner
+
+
+def count_events() -> dict[str, int]:
+    from collections import Counter
+
+    from headgate.events import subscribe
+
+    counts: dict[str, int] = Counter()
+    subscribe(lambda event: counts.update([event.kind]))
+    return counts
+
+
+def one_by_one(options: dict[str, Any]) -> None:
+    """Asks for one permit after the other, for so many `seconds` or until its orders end; tells how long that took it."""
+    from headgate import StoreUnavailable
+
+    gate = make_gate(options)
+    passed = count_events()
+    stopping = threading.Event()
+
+    def obey() -> None:
+        for _ in orders():
+            pass
+        stopping.set()
+
+    threading.Thread(target=obey, daemon=True).start()
+    gate.acquire(key={"org": "other"}).release()
+    tell(ready=True)
+    refused = 0
+    waits: list[float] = []
+    end = time.monotonic() + options["seconds"]
+    while not stopping.is_set() and time.monotonic() < end:
+        began = time.monotonic()
+        try:
+            gate.acquire(key={"org": "other"}).release()
+        except StoreUnavailable:
+            refused += 1
+        waits.append(time.monotonic() - began)
+    waits.sort()
+    at = {name: waits[int(part * (len(waits) - 1))] for name, part in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0))}
+    tell(asks=len(waits), refused=refused, passed_open=passed["passed_open"], **at)
+
+
 def locker(options: dict[str, Any]) -> None:
     """Another program that keeps a database to itself."""
     import sqlite3
@@ -357,7 +463,10 @@ def locker(options: dict[str, Any]) -> None:
     connection.close()
 
 
-ROLES = {role.__name__: role for role in (upstream, worker, nursery, holder, waiter, turns, spender, locker)}
+ROLES = {
+    role.__name__: role
+    for role in (upstream, worker, nursery, holder, waiter, turns, spender, crowd, one_by_one, locker)
+}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](json.loads(sys.argv[2]))

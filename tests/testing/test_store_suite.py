@@ -38,6 +38,9 @@ class TestSqlite(StoreSuite):
         self.store.close()
         self.begin_copy.close()
 
+    def another_process(self, store: Any) -> Any:
+        return SqliteStore(str(self.path), clock=self.clock)
+
     def lose_state(self, store: Any, gate: str) -> None:
         """An empty file comes back under the process."""
         with closing(sqlite3.connect(self.path)) as file:

@@ -43,7 +43,7 @@ with gate.acquire(cost={"pu": 3.2}, key={"org": "acme"}, priority="live", timeou
     reveal_type(permit.id)  # str
     reveal_type(permit.waited)  # float
     reveal_type(permit.fence)  # int
-    reveal_type(permit.lease_expires)  # float | None
+    reveal_type(permit.lease_expires_at)  # float | None
     reveal_type(permit.lost)  # bool
     reveal_type(permit.report({"status": 200, "headers": {}}))  # Report
     reveal_type(permit.report(object()).retry_after)  # float | None

@@ -12,6 +12,7 @@ import click
 
 import headgate
 from headgate import Concurrency, Gate, HeadgateError
+from headgate.events import subscribe
 from headgate.stores import open_store
 from headgate.stores.base import shown
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate.config.file import GateSpec
+    from headgate.events import Event
+    from headgate.gate.gates import Gates
 
 #: A gate of doctor's own, to write something without touching the configured ones.
 GATE = "headgate-doctor"
@@ -87,6 +90,7 @@ def examine(context: click.Context, processes: int | None, create: bool) -> Iter
     yield Check("configuration", "ok", f"{config.path}: {params.counted(len(config), 'gate')}: {', '.join(config)}")
     for url in dict.fromkeys(config[name].store for name in config):
         yield from _store(url, create)
+        yield from _guarded([name for name in config if config[name].store == url], gates)
     for name in config:
         yield from _gate(config[name], processes)
 
@@ -111,6 +115,9 @@ def _store(url: str, create: bool) -> Iterator[Check]:
     except HeadgateError as error:
         yield Check(name, "wrong", str(error))
         return
+    if store.capabilities.has_policies:
+        yield from _guard(name, store)
+        return
     try:
         gate = Gate(GATE, [Concurrency(1_000_000, name="probe", lease="10s")], store=url)
         gate.usage()  # which also loads its driver and connects
@@ -129,7 +136,7 @@ def _store(url: str, create: bool) -> Iterator[Check]:
         yield Check(name, level, detail, remedy)
     if create:
         yield Check(name, "ok", "; ".join(made) or "there was nothing to create")
-    skew = (permit.lease_expires or now) - 10 - now
+    skew = (permit.lease_expires_at or now) - 10 - now
     if abs(skew) > SKEW:
         detail = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
         yield Check(
@@ -138,6 +145,43 @@ def _store(url: str, create: bool) -> Iterator[Check]:
     if url.startswith("memory:"):
         remedy = 'take store = "sqlite:///headgate.db" for the processes of one machine'
         yield Check(name, "note", "no two processes share it: each has all of the limits to itself", remedy)
+
+
+def _guard(name: str, store: Any) -> Iterator[Check]:
+    """A guard is only looked at: its gates are in use, and it may serve no others."""
+    try:
+        store.policies()  # which also connects
+        begun = time.perf_counter()
+        findings = store.examine()
+        took = time.perf_counter() - begun
+    except HeadgateError as error:
+        yield Check(name, "wrong", str(error))
+        return
+    yield Check(name, "ok", f"a guard, which answers in {took * 1000:.1f} ms")
+    for level, detail, remedy in findings:
+        yield Check(name, level, detail, remedy)
+
+
+def _guarded(names: list[str], gates: Gates) -> Iterator[Check]:
+    """Whether the gates of this file are the guard's."""
+    found: list[Event] = []
+    unsubscribe = subscribe(found.append)
+    try:
+        for name in names:
+            if not open_store(gates.config[name].store).capabilities.has_policies:
+                continue
+            try:
+                gates[name].usage()
+            except HeadgateError as error:
+                yield Check(f"gate {name}", "wrong", str(error))
+            for event in found:
+                if event.kind == "limits_differ" and event.gate == name:
+                    remedy = "leave the limits out of this file: the gate then takes the guard's"
+                    yield Check(
+                        f"gate {name}", "note", f"the guard's limits count: {event.facts['differences']}", remedy
+                    )
+    finally:
+        unsubscribe()
 
 
 def _gate(spec: GateSpec, processes: int | None) -> Iterator[Check]:

@@ -43,10 +43,10 @@ def explain(
     console = make_console()
     if answer.granted:
         line = Text("it would go now", style="bold green")
-    elif answer.after is None:
+    elif answer.goes_in is None:
         line = Text(f"it can never go: {answer.reason}", style="bold red")
     else:
-        when = when_words(answer.after, answer.timing)
+        when = when_words(answer.goes_in, answer.timing)
         line = Text(f"it would go {when}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     usage = replace(found.usage(), limits=answer.limits, waiting=answer.waiting)

@@ -31,7 +31,7 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
     gates = params.load_gates(context)
     names = [gate] if gate is not None else list(gates)
     for by in key or ():
-        known = sorted({limit.by for name in names for limit in gates.config[name].limits if limit.by})
+        known = sorted({limit.by for name in names for limit in params.limits_of(gates, name) if limit.by})
         if by not in known:
             right = f"the keys are {', '.join(known)}" if known else "no limit there is kept by a key"
             raise click.UsageError(f"no limit is kept by {by!r}; {right}", context)
@@ -53,7 +53,7 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
         table.add_column(heading, justify="right" if heading in ("held", "lease") else "left", no_wrap=heading == "id")
     for name, holder in found:
         keys = ",".join(f"{by}={value}" for by, value in sorted(holder.key.items()))
-        table.add_row(name, holder.holder or "", keys, span(holder.since), span(holder.expires), holder.id)
+        table.add_row(name, holder.holder or "", keys, span(holder.held_for), span(holder.expires_in), holder.id)
     make_console().print(table)
 
 

@@ -66,7 +66,7 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
     rows = [
         row
         for name in ([gate] if gate is not None else list(gates))
-        for row in rows_of(gates[name], gates.config[name].limits)
+        for row in rows_of(gates[name], params.limits_of(gates, name))
     ]
     if as_json:
         params.print_json({"limits": rows})
@@ -98,7 +98,7 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
 def get_limit(context: click.Context, gate: str, limit: str, key: dict[str, str] | None, as_json: bool) -> None:
     """Print the value of one limit that is in force, for everybody or for one key."""
     gates = params.load_gates(context)
-    rows = rows_of(gates[gate], gates.config[gate].limits)
+    rows = rows_of(gates[gate], params.limits_of(gates, gate))
     mine = [row for row in rows if row["limit"] == limit]
     if not mine:
         names = ", ".join(dict.fromkeys(row["limit"] for row in rows))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate import AsyncGate, Gate
+    from headgate.kernel.limits import Limit
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
     Type = click.ParamType[Any]
@@ -147,6 +148,11 @@ class FileGates(Gates):
 
 def find_gate(context: click.Context, name: str) -> Gate:
     return load_gates(context)[name]
+
+
+def limits_of(gates: Gates, name: str) -> tuple[Limit, ...]:
+    """The limits of a gate as its file has them; where that has none, those of its guard."""
+    return gates.config[name].limits or gates[name].policy.limits
 
 
 def warn_if_unshared(store: str) -> None:

@@ -89,7 +89,7 @@ def plan(
     if gate is not None:
         if rates or in_flight is not None:
             raise click.UsageError("a GATE has limits of its own: leave out --rate and --in-flight", context)
-        limits += params.load_gates(context).config[gate].limits
+        limits += params.limits_of(params.load_gates(context), gate)
     for number, (amount, per) in enumerate(rates):
         limits.append(Window(amount, per=per, name="rate" if number == 0 else f"rate-{number + 1}"))
     if in_flight is not None:

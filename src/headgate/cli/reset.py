@@ -21,7 +21,7 @@ def reset(context: click.Context, gate: str, limit: str | None, yes: bool) -> No
     """
     gates = params.load_gates(context)
     found = gates[gate]
-    names = [one.name for one in gates.config[gate].limits]
+    names = [one.name for one in params.limits_of(gates, gate)]
     if limit is not None and limit not in names:
         raise click.UsageError(f"gate {gate!r} has no limit {limit!r}; it has {', '.join(names)}", context)
     what = f"limit {limit!r} of gate {gate!r}" if limit is not None else f"gate {gate!r}"

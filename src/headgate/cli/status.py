@@ -46,7 +46,7 @@ def status(
     if top_keys is not None and (gate is None or key is not None):
         raise click.UsageError("--top-keys belongs to one gate, and to no key: name the gate alone", context)
     names = [gate] if gate is not None else list(gates)
-    views = [look(gates[name], gates.config[name].limits, key, top_keys) for name in names]
+    views = [look(gates[name], params.limits_of(gates, name), key, top_keys) for name in names]
     if as_json:
         params.print_json({"gates": [as_values(view) for view in views]})
         return

@@ -86,7 +86,7 @@ class Screen:
         problems: list[list[Text]] = []
         for name in self._names:
             try:
-                view = look(self._gates[name], self._gates.config[name].limits)
+                view = look(self._gates[name], params.limits_of(self._gates, name))
             except HeadgateError as error:
                 if strict:
                     raise

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from headgate.kernel.limits import kind_of
-from headgate.kernel.why import FREE, amount, span
+from headgate.kernel.why import FREE, amount, paused_words, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ def _name(row: LimitUsage) -> str:
 def _heading(view: View, width: int, plain: bool) -> Text:
     usage = view.usage
     facts: list[tuple[str, str]] = []
-    if usage.paused_until is not None:
+    if usage.paused_for is not None:
         why = f": {usage.pause_reason}" if usage.pause_reason else ""
-        facts.append((f"paused for {span(usage.paused_until)}{why}", "bold red"))
+        facts.append((f"{paused_words(usage.paused_for)}{why}", "bold red"))
     facts.append((f"{usage.waiting:,} waiting", "bold yellow" if usage.waiting else "bright_black"))
     if view.holders:
         facts.append((f"{len(view.holders):,} in flight", "cyan"))
@@ -194,12 +194,12 @@ def _heading(view: View, width: int, plain: bool) -> Text:
 
 
 def _limit_line(view: View, row: LimitUsage, widths: Columns, wide: bool, plain: bool) -> Text:
-    if row.next_free <= 0:
+    if row.free_in <= 0:
         soon = "free"
     elif kind_of(row.kind).leased:
-        soon = f"within {span(row.next_free)}"  # when the next lease runs out: a release may come at any moment
+        soon = f"within {span(row.free_in)}"  # when the next lease runs out: a release may come at any moment
     else:
-        soon = f"next in {span(row.next_free)}"
+        soon = f"next in {span(row.free_in)}"
     line = Text.assemble(
         "  ",
         (fit(_name(row), widths.name), "bold" if row.key is None and "@" not in row.name else ""),
@@ -247,8 +247,8 @@ def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> st
         notes.append(f"{amount(row.promised)} promised")
     if row.maximum is not None:
         notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
-    if wide and (row.time_left or (longest and not kind_of(row.kind).leased)):
-        left = "59m59s" if longest else span(row.time_left or 0.0)
+    if wide and (row.resets_in or (longest and not kind_of(row.kind).leased)):
+        left = "59m59s" if longest else span(row.resets_in or 0.0)
         notes.append(f"{kind_of(row.kind).frees} in {left}")
     return ", ".join(notes)
 
@@ -267,8 +267,8 @@ def _holder_lines(view: View, width: int, most: int) -> list[Text]:
             "  ",
             ("· ", "bright_black"),
             (fit(holder.holder or "(no name)", name_width), "" if holder.holder else "bright_black"),
-            f" held {span(holder.since):>6}",
-            (f"  lease {span(holder.expires):>6}", "bright_black" if holder.expires > 5 else "yellow"),
+            f" held {span(holder.held_for):>6}",
+            (f"  lease {span(holder.expires_in):>6}", "bright_black" if holder.expires_in > 5 else "yellow"),
             (f"  {fit(about, 24) if wide else about}" if keyed else "", "cyan"),
         )
         if wide:

@@ -38,9 +38,9 @@ def waiters(context: click.Context, gate: str, key: dict[str, str] | None, as_js
     if not listed:
         return
     table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for heading in ("holder", "key", "class", "cost", "waits for", "since", "goes in", "id"):
+    for heading in ("holder", "key", "class", "cost", "waits for", "waiting", "goes in", "id"):
         table.add_column(
-            heading, justify="right" if heading in ("since", "goes in") else "left", no_wrap=heading == "id"
+            heading, justify="right" if heading in ("waiting", "goes in") else "left", no_wrap=heading == "id"
         )
     for waiter in listed:
         costs = (
@@ -54,7 +54,7 @@ def waiters(context: click.Context, gate: str, key: dict[str, str] | None, as_js
             waiter.priority or "",
             ", ".join(f"{amount(cost)} {unit}" for unit, cost in costs.items()),
             waiter.limit or "" if waiter.state == "waits" else waiter.state,
-            span(waiter.since),
+            span(waiter.waiting_for),
             span(waiter.goes_in) if waiter.state == "waits" else "",
             waiter.id,
         )

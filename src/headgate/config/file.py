@@ -57,6 +57,8 @@ DEFAULT_REFRESH = "1m"
 _GATE_DURATIONS = {"max_delay": "promise", "patience": "line", "claim": "line"}
 #: How a constructor refuses a value: as it should, or because a number of 400 digits is none.
 _REFUSALS = (InvalidInput, OverflowError)
+#: Stores that know the limits of their gates.
+_GUARDS = ("http://", "https://")
 _LIMIT_EXAMPLE = '{ window = 190, per = "1m", name = "rpm" }'
 
 
@@ -69,6 +71,7 @@ class GateSpec:
     """
 
     name: str
+    #: None at all: those of its guard.
     limits: tuple[Limit, ...]
     store: str = field(default=DEFAULT_STORE, repr=False)  # it may hold a password
     waiting: str = "line"
@@ -81,8 +84,9 @@ class GateSpec:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `Gate` and `AsyncGate`, without those that were left to their defaults."""
-        arguments: dict[str, Any] = {"name": self.name, "limits": list(self.limits), "store": self.store}
-        arguments |= {"waiting": self.waiting, "on_store_error": self.on_store_error}
+        arguments: dict[str, Any] = {"name": self.name, "store": self.store, "on_store_error": self.on_store_error}
+        if self.limits:
+            arguments |= {"limits": list(self.limits), "waiting": self.waiting}
         for key in ("priorities", *_GATE_DURATIONS):
             if (value := getattr(self, key)) is not None:
                 arguments[key] = value
@@ -224,6 +228,16 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
     with table.blame():
         check_name("gate name", name)
     table.only(GATE_KEYS)
+    url = _store(table, "store", store)
+    if "limits" not in table.values and url.startswith(_GUARDS):
+        for key in table.values:
+            if key not in ("store", "on_store_error"):
+                raise table.refuse(
+                    f"a gate without limits takes those of its guard, and its {key} too",
+                    "leave it out, or write the limits here as well",
+                    key=key,
+                )
+        return GateSpec(name=name, limits=(), store=url, on_store_error=_on_store_error(table))
     waiting = table.choice("waiting", WAITING, "line")
     limits, sources = _limits(table, name)
     for index, limit in enumerate(limits):
@@ -247,7 +261,7 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
     return GateSpec(
         name=name,
         limits=limits,
-        store=_store(table, "store", store),
+        store=url,
         waiting=waiting,
         priorities=priorities,
         on_store_error=_on_store_error(table),

@@ -14,6 +14,7 @@ SERVE_KEYS: dict[str, str] = {
     "host": "the address to listen on; anything but loopback needs tokens",
     "port": "the port to listen on; 0 takes one that is free",
     "tokens": "the file with the hashes of the tokens, as `headgate token new` writes it",
+    "history": "the file for the dashboard's history; by default beside a SQLite store, else none",
     "audit": "the file to which every change is appended, one JSON object a line",
     "max_body": "bytes that a request's body may have",
     "max_batch": "commands that one batch may have",
@@ -34,6 +35,7 @@ class Serve:
     port: int = DEFAULT_PORT
     tokens: str | None = None
     audit: str | None = None
+    history: str | None = None
     max_body: int = 65_536
     max_batch: int = 1000
     max_wait: float = 60.0
@@ -54,6 +56,7 @@ def read_serve(table: Table) -> Serve:
         port=_whole(table, "port", default.port, 0, 65_535),
         tokens=table.text("tokens"),
         audit=table.text("audit"),
+        history=table.text("history"),
         max_body=_whole(table, "max_body", default.max_body, 1024, 1 << 30),
         max_batch=_whole(table, "max_batch", default.max_batch, 1, 100_000),
         max_wait=default.max_wait if wait is None else duration.parse(wait, what="max_wait") / 1e6,

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from time import monotonic
 
 from .. import duration
-from ..errors import Denied, HeadgateError, StoreUnavailable
+from ..errors import Denied, HeadgateError, PolicyChanged, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
@@ -236,6 +236,8 @@ class AsyncGate(BaseGate):
             grant = await self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
+        except PolicyChanged as error:
+            return await self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
         permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew)
         permit.waited = monotonic() - begun
         return permit
@@ -257,7 +259,11 @@ class AsyncGate(BaseGate):
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
-        grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        try:
+            grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        except PolicyChanged as error:
+            self._planned_again(plan, error)
+            return await self.reserve(cost, key, priority, id)
         permit: AsyncPermit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
         return AsyncPlace(permit, delay / SECOND)
 
@@ -355,6 +361,8 @@ class AsyncGate(BaseGate):
             if permit._store.capabilities.instant:
                 return permit._store.decide(command)
             return await self._run(command)
+        except PolicyChanged:
+            return await self._run(self._ending(permit, command))
         except StoreUnavailable as error:
             return self._settled_later(permit, command, error)
         except BaseException as error:
@@ -417,8 +425,8 @@ class AsyncGate(BaseGate):
         """The overrides in force."""
         return list((await self._run(Peek(self._policy))).overrides)
 
-    async def pause(self, seconds: Duration, reason: str = "") -> None:
-        """No new grants for so long."""
+    async def pause(self, seconds: Duration | None, reason: str = "") -> None:
+        """No new grants for so long; None: until `resume()`."""
         await self._run(self._pause_for(seconds, reason))
 
     async def resume(self) -> None:

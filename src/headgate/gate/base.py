@@ -15,6 +15,7 @@ from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import declared, shown
+from .following import PolicyFollower
 from .inspection import Inspection, checked_lease
 from .keeper import keeper_of
 from .outage import OnStoreError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ..kernel.commands import Command
     from ..kernel.flows import Flow, Undo
     from ..kernel.plan import Plan
-    from ..stores.base import InProcess, Store
+    from ..stores.base import InProcess, PolicySource, Store
     from .permit import BasePermit
     from .prepared import Ask
 
@@ -64,15 +65,11 @@ def widened(limits: Iterable[Limit], spread_us: int) -> Iterable[Limit]:
     return [limit.widened(spread_us) if isinstance(limit, Limit) else limit for limit in limits]
 
 
-def _tell_of_loss(gate: str) -> None:
-    emit("state_lost", gate)
-
-
 #: Terms from their parts: naming them takes longer.
 _new = tuple.__new__
 
 
-class BaseGate(Inspection):
+class BaseGate(PolicyFollower, Inspection):
     """What both gates are made of, and everything that does not wait."""
 
     _permit: type[BasePermit]
@@ -80,7 +77,7 @@ class BaseGate(Inspection):
     def __init__(
         self,
         name: str,
-        limits: Iterable[Limit],
+        limits: Iterable[Limit] | None = None,
         store: str | Store = "memory://",
         waiting: str = "line",
         priorities: Mapping[str, float] | None = None,
@@ -94,29 +91,38 @@ class BaseGate(Inspection):
         # What is neither is refused by open_store, with what would be right.
         self._store = declared(store) if hasattr(store, "execute") else open_store(store)
         self._can = can = self._store.capabilities
-        held = CLAIM if can.claim_us is None else can.claim_us
-        self._timings = {
-            "patience": PATIENCE if patience is None else duration.parse(patience, what="patience"),
-            "claim": held if claim is None else duration.parse(claim, what="claim"),
-        }
-        limits = widened(limits, can.clock_spread_us)
-        self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **self._timings))
+        self._follows = limits is None
+        if limits is None:
+            given = {"waiting": waiting != "line", "priorities": priorities, "patience": patience, "claim": claim}
+            self._use(self._found_policy([argument for argument, value in given.items() if value]))
+            waiting = self._policy.waiting
+        else:
+            held = CLAIM if can.claim_us is None else can.claim_us
+            timings = {
+                "patience": PATIENCE if patience is None else duration.parse(patience, what="patience"),
+                "claim": held if claim is None else duration.parse(claim, what="claim"),
+            }
+            limits = widened(limits, can.clock_spread_us)
+            self._use(Policy(name, limits, waiting=waiting, priorities=priorities, **timings))
         self._check_kinds()
+        if can.has_policies:
+            policy_source: PolicySource = self._store  # type: ignore[assignment]
+            policy_source.follow(name, self._adopt)
         if max_delay is not None and waiting != "promise":
             raise InvalidInput(f"gate {name!r}: max_delay is for promise gates; in a line use acquire(timeout=…)")
         self._max_delay = None if max_delay is None else duration.parse(max_delay, what="max_delay", zero=True)
-        self._store.on_loss = _tell_of_loss
         #: A store whose state is in this process, which may be called without a command object.
         self._here: InProcess | None = self._store if can.in_process else None  # type: ignore[assignment]
         self._call = None if self._here is None else self._here.caller(name)
         self._keeper = keeper_of(self._store)
+        self._store.on_loss = self._keeper.state_lost
         self._prepare()
         self._on_error = OnStoreError(name, on_store_error)
         #: The same for all gates of this name on this store.
         self._outage = self._keeper.outages.of(name)
         self._outage.modes.setdefault(self._on_error.mode)
         self._sources = dict(sources or {})
-        if self._sources:
+        if self._sources and not can.has_policies:  # there the guard's values count
             self._refresh()
             self._keeper.refresh(self._refresh)
 
@@ -199,7 +205,14 @@ class BaseGate(Inspection):
             limits.append(limit)
         if changed:
             policy = self._policy
-            fresh = Policy(policy.name, limits, waiting=policy.waiting, priorities=policy.priorities, **self._timings)
+            fresh = Policy(
+                policy.name,
+                limits,
+                waiting=policy.waiting,
+                priorities=policy.priorities,
+                patience=policy.patience,
+                claim=policy.claim,
+            )
             self._use(fresh)
             self._prepare()
             for limit in changed:
@@ -213,8 +226,15 @@ class BaseGate(Inspection):
         if cost is ONE and priority is None and template is not None:
             if key is None and template.whole is not None:
                 return template.whole
-            return template.plan_for(key)
-        return self._policy.plan(cost, key, priority)
+            if not self._follows:
+                return template.plan_for(key)
+        try:
+            return self._policy.plan(cost, key, priority)
+        except InvalidInput:
+            # The guard may have been given the unit, key or class meanwhile that is unknown here.
+            if not self._looked_again():
+                raise
+            return self._policy.plan(cost, key, priority)
 
     def _lease_for(self, plan: Plan, lease: Duration | None) -> int:
         if lease is None:

@@ -1,10 +1,12 @@
-"""The gates of a configuration, by name, made when they are first asked for."""
+"""The gates of a configuration or of a guard, by name, made when they are first asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..errors import InvalidInput
 from ..events import switch_on
+from ..stores.base import shown
 from .aio import AsyncGate
 from .sync import Gate
 
@@ -13,6 +15,50 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..config.file import Config
+    from ..stores.base import PolicySource, Store
+
+
+class GuardGates(Mapping[str, Gate]):
+    """The gates of a guard: `connect(url)["adobe"]` is a `Gate`, `connect(url).async_gate("adobe")` the same for asyncio.
+
+    Their limits are the guard's, and follow its changes. `on_store_error` says what each does while the guard is away.
+    """
+
+    def __init__(self, store: Store, on_store_error: str = "closed") -> None:
+        if not store.capabilities.has_policies:
+            raise InvalidInput(
+                f"{shown(store.url)} is no guard, and knows no limits: connect to http://… or https://…, or give a Gate "
+                f"its limits and this store"
+            )
+        self._store = store
+        self._policies: PolicySource = store  # type: ignore[assignment]
+        self._on_store_error = on_store_error
+        self._gates: dict[str, Gate] = {}
+        self._async_gates: dict[str, AsyncGate] = {}
+
+    def __getitem__(self, name: str) -> Gate:
+        gate = self._gates.get(name)
+        if gate is None:
+            gate = self._gates[name] = Gate(name, store=self._store, on_store_error=self._on_store_error)
+        return gate
+
+    def async_gate(self, name: str) -> AsyncGate:
+        gate = self._async_gates.get(name)
+        if gate is None:
+            gate = self._async_gates[name] = AsyncGate(name, store=self._store, on_store_error=self._on_store_error)
+        return gate
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._policies.policies()  # without making it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies.policies())
+
+    def __len__(self) -> int:
+        return len(self._policies.policies())
+
+    def __repr__(self) -> str:
+        return f"<the gates of {shown(self._store.url)}>"
 
 
 class Gates(Mapping[str, Gate]):

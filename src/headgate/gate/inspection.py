@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.model import EXACT, SECOND, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from ..kernel.why import why_ask, why_gate
 from .permit import checked_actual, tell_adapted
 
@@ -33,7 +33,7 @@ class Inspection:
             gate=self.name,
             limits=snapshot.limits,
             waiting=snapshot.waiting,
-            paused_until=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
+            paused_for=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
             pause_reason=snapshot.pause_reason,
             seq=snapshot.seq,
         )
@@ -45,8 +45,8 @@ class Inspection:
                 id=lease.id,
                 holder=lease.holder,
                 key=lease.key,
-                since=(snapshot.now - lease.granted_at) / SECOND,
-                expires=(lease.expires_at - snapshot.now) / SECOND,
+                held_for=(snapshot.now - lease.granted_at) / SECOND,
+                expires_in=(lease.expires_at - snapshot.now) / SECOND,
                 priority=names[lease.rank] if lease.rank < len(names) else None,
             )
             for lease in snapshot.leases
@@ -59,7 +59,7 @@ class Inspection:
                 id=ticket.id,
                 holder=ticket.holder,
                 key=ticket.key,
-                since=(snapshot.now - ticket.since) / SECOND,
+                waiting_for=(snapshot.now - ticket.since) / SECOND,
                 priority=names[ticket.rank] if ticket.rank < len(names) else None,
                 cost=ticket.cost,
                 state=ticket.state,
@@ -84,17 +84,17 @@ class Inspection:
 
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
         decision = snapshot.decision
-        after: float | None = 0.0
+        goes_in: float | None = 0.0
         limit, position, timing = None, 1, EXACT
         if isinstance(decision, Refusal):
-            after, limit = None, decision.limit
+            goes_in, limit = None, decision.limit
         elif isinstance(decision, Wait):
-            after, limit, timing = decision.retry_after, decision.limit, decision.timing
+            goes_in, limit, timing = decision.retry_after, decision.limit, decision.timing
             position = decision.position if decision.reason == "line" else 1
         return Explanation(
             gate=self.name,
             granted=decision is None,
-            after=after,
+            goes_in=goes_in,
             limit=limit,
             reason=why_ask(snapshot),
             limits=snapshot.limits,
@@ -139,9 +139,9 @@ class Inspection:
     def _own_value(self, name: str, key: Key | None) -> Configure:
         return Configure(self.name, self._policy.member(name, key), None)
 
-    def _pause_for(self, seconds: Duration, reason: str) -> Pause:
+    def _pause_for(self, seconds: Duration | None, reason: str) -> Pause:
         told = str(reason)[:200].encode("utf-8", "replace").decode()  # often what an upstream answered, as it came
-        return Pause(self.name, duration.parse(seconds, what="pause"), told)
+        return Pause(self.name, UNTIL_RESUMED if seconds is None else duration.parse(seconds, what="pause"), told)
 
     def _reset_of(self, limit: str | None) -> Reset:
         if limit is not None:

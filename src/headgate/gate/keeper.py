@@ -74,6 +74,8 @@ class Keeper:
         #: The others, with their gates; weak, so that one that was dropped is not renewed for ever.
         self.live: dict[str, tuple[weakref.ref[BasePermit], str]] = {}
         self._due: dict[str, float] = {}
+        #: Gates that have lost their state, and whose leases are all to be renewed at the next look.
+        self._lost_gates: set[str] = set()
         self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
         #: What the store is still to be told, each from a moment on.
         self._later: list[tuple[float, Command]] = []
@@ -154,6 +156,16 @@ class Keeper:
         self._refresh[key] = weakref.WeakMethod(read)
         self._refresh_at[key] = 0.0
         self.ring()
+
+    def state_lost(self, gate: str) -> None:
+        """The store has lost the state of a gate: tell, and renew all its leases now.
+
+        Until then others are given the slots, and a long lease may not be due for hours.
+        """
+        emit("state_lost", gate)
+        self._lost_gates.add(gate)
+        if self.young or self.live:
+            self.ring()
 
     def ring(self) -> None:
         with self._starting:
@@ -238,10 +250,12 @@ class Keeper:
             self._execute([command for _, command in due_now])
             for entry in due_now:
                 self._drop(entry)
-        leases = self._leases(now)
+        lost_gates = set(self._lost_gates)
+        leases = self._leases(now, lost_gates)
         beating = now >= self._next_beat
         gates = set(leases) | ({gate for gate, mine in list(self._tickets.items()) if mine} if beating else set())
         if not gates:
+            self._lost_gates -= lost_gates
             return
         commands: list[Command] = []
         for gate in gates:
@@ -251,6 +265,7 @@ class Keeper:
             rows = tuple(permit.lease_row() for permit in leases.get(gate, ()))
             commands.append(Renew(gate, rows, self.store.session if tickets else "", tickets))
         replies = self._execute(commands)
+        self._lost_gates -= lost_gates
         sessions = 0
         for command, pulse in zip(commands, replies, strict=True):
             if isinstance(pulse, BaseException):
@@ -270,8 +285,8 @@ class Keeper:
                 outage.ended()
         return replies
 
-    def _leases(self, now: float) -> dict[str, list[BasePermit]]:
-        """The permits that are due for renewal, by gate."""
+    def _leases(self, now: float, lost_gates: set[str]) -> dict[str, list[BasePermit]]:
+        """The permits that are due for renewal, by gate: of gates that have lost their state, all."""
         due: dict[str, list[BasePermit]] = {}
         for id in list(self.young):
             fresh = self.young.get(id)
@@ -289,7 +304,7 @@ class Keeper:
                 continue
             third = permit.lease_seconds / 3
             at = self._due.setdefault(id, now + third / 2)
-            if at <= now:
+            if at <= now or gate in lost_gates:
                 due.setdefault(permit.gate_name, []).append(permit)
                 self._due[id] = now + third - min(5.0, self.shortest / 6 / SECOND)
         for id in self._due.keys() - self.live.keys():

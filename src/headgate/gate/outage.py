@@ -122,7 +122,7 @@ class Outage:
                 return
             self.away = False
             seconds = monotonic() - self._since
-        emit("store_up", self._gate, seconds=seconds)
+        emit("store_up", self._gate, down_for=seconds)
 
     def check(self) -> None:
         """Raise at once while the store is away, except for the one whose turn it is to try it again."""

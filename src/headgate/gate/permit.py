@@ -96,7 +96,7 @@ class BasePermit:
         return self._fence
 
     @property
-    def lease_expires(self) -> float | None:
+    def lease_expires_at(self) -> float | None:
         """Epoch seconds (of the store's clock) at which the lease ends unless it is renewed; None without a lease."""
         return self._expires / SECOND if self._plan.lease else None
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from .. import duration
-from ..errors import Denied, HeadgateError, IdConflict, StoreUnavailable
+from ..errors import Denied, HeadgateError, IdConflict, PolicyChanged, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
@@ -156,6 +156,8 @@ class Gate(BaseGate):
             grant = self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
+        except PolicyChanged as error:
+            return self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
         permit: Permit = self._permit_for(plan, grant, name, terms, renew)
         permit.waited = monotonic() - begun
         return permit
@@ -166,7 +168,11 @@ class Gate(BaseGate):
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
-        grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        try:
+            grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+        except PolicyChanged as error:
+            self._planned_again(plan, error)
+            return self.reserve(cost, key, priority, id)
         permit: Permit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
         return Place(permit, delay / SECOND)
 
@@ -255,6 +261,8 @@ class Gate(BaseGate):
             if permit._store is self._store:
                 return self._run(command)
             return permit._store.decide(command)
+        except PolicyChanged:
+            return self._run(self._ending(permit, command))
         except StoreUnavailable as error:
             # The lease would come back by itself; telling it later is better than failing work that is done.
             return self._settled_later(permit, command, error)
@@ -318,8 +326,8 @@ class Gate(BaseGate):
         """The overrides in force."""
         return list(self._run(Peek(self._policy)).overrides)
 
-    def pause(self, seconds: Duration, reason: str = "") -> None:
-        """No new grants for so long."""
+    def pause(self, seconds: Duration | None, reason: str = "") -> None:
+        """No new grants for so long; None: until `resume()`."""
         self._run(self._pause_for(seconds, reason))
 
     def resume(self) -> None:

@@ -56,7 +56,7 @@ def usage_field(usages: Iterable[LimitUsage]) -> bytes:
     items = []
     for usage in usages:
         item = f'"{usage.name}";r={max(0, int(usage.available))}'
-        moment = usage.next_free or usage.time_left
+        moment = usage.free_in or usage.resets_in
         if moment is not None and isfinite(moment):
             item += f";t={max(0, ceil(moment))}"
         items.append(item)

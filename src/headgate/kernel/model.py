@@ -40,6 +40,10 @@ SECOND = 1_000_000
 #: from what those ahead cost in the mean; or it is the first moment at which a slot ends by itself, and nobody knows when
 #: one is released.
 EXACT, ESTIMATE, EARLIEST = "exact", "estimate", "earliest"
+#: The length of a pause that lasts until it is resumed: two hundred years, which is as good as no end and still a time.
+UNTIL_RESUMED = 200 * 365 * 86_400 * SECOND
+#: Seconds from which on a time counts as never, for people.
+AS_GOOD_AS_NEVER = 100 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +153,15 @@ class Pulse:
 
 # Of `LimitUsage` and `Usage` the fields are the table that every face goes by: wires, `--json`, the HTTP schema, the
 # dashboard's stream and metrics. The metadata of a field: `about` describes it; `seconds` where it is a length of time;
-# `gauge` describes the metric `headgate_<field>`, where it is one; `http` is its name over HTTP, where that is another, or
-# None where it is not told there.
+# `gauge` describes the metric `headgate_<field>`, where it is one; `http` is False where it is not told over HTTP.
+#
+# A time that is told outside the kernel and counts from now is in seconds, and ends in `_in` or `_for`; a moment is in
+# epoch seconds, and ends in `_at`. tests/test_times.py walks all of them.
 
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """How full one limit is. Amounts are units; `next_free` and `time_left` are seconds from now.
+    """How full one limit is. Amounts are units; `free_in` and `resets_in` are seconds from now.
 
     A new field goes to the end and has a default: a guard and its clients may be of different versions.
     """
@@ -180,10 +186,10 @@ class LimitUsage:
             "gauge": "Used by limit, 0 to 1; above 1 after a limit was lowered.",
         }
     )
-    next_free: float = field(
+    free_in: float = field(
         metadata={"about": "Seconds until the smallest ask could go; 0: now; null: never.", "seconds": True}
     )
-    time_left: float | None = field(
+    resets_in: float | None = field(
         default=None,
         metadata={
             "about": "Windows and quotas: seconds until all that counts now has stopped counting, or until the reset.",
@@ -210,12 +216,12 @@ class Usage:
     gate: str = field(metadata={"about": "The gate's name."})
     limits: tuple[LimitUsage, ...] = field(metadata={"about": "Its limits."})
     waiting: int = field(metadata={"about": "Asks that stand in line."})
-    paused_until: float | None = field(
+    paused_for: float | None = field(
         default=None,
-        metadata={"about": "Seconds from now until the pause ends; null: none.", "seconds": True, "http": "paused_for"},
+        metadata={"about": "Seconds from now until the pause ends; null: none.", "seconds": True},
     )
     pause_reason: str = field(default="", metadata={"about": "Why it is paused; null: no reason was given."})
-    seq: int = field(default=0, metadata={"about": "The number of its last command.", "http": None})
+    seq: int = field(default=0, metadata={"about": "The number of its last command.", "http": False})
 
     def __getitem__(self, name: str) -> LimitUsage:
         for usage in self.limits:
@@ -226,24 +232,24 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A live lease. `since` is seconds ago, `expires` is seconds from now."""
+    """A live lease: held for so many seconds, and ending in so many unless it is renewed."""
 
     id: str
     holder: str | None
     key: Mapping[str, str]
-    since: float
-    expires: float
+    held_for: float
+    expires_in: float
     priority: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """An ask that stands in line. `since` is seconds ago, `goes_in` seconds from now."""
+    """An ask that stands in line, for so many seconds; `goes_in` is seconds from now."""
 
     id: str
     holder: str | None
     key: Mapping[str, str]
-    since: float
+    waiting_for: float
     priority: str | None = None
     #: What it asks for, by unit.
     cost: Mapping[str, float] = field(default_factory=dict)
@@ -262,7 +268,7 @@ class Explanation:
     gate: str
     granted: bool
     #: Seconds until it would go, if nobody released early; None if never.
-    after: float | None
+    goes_in: float | None
     limit: str | None
     reason: str
     limits: tuple[LimitUsage, ...]
@@ -271,7 +277,7 @@ class Explanation:
     waiting: int = 0
     #: Its place in the line, if it came now: 1 where none is before it.
     position: int = 1
-    #: How sure `after` is: "exact", "estimate" or "earliest".
+    #: How sure `goes_in` is: "exact", "estimate" or "earliest".
     timing: str = EXACT
 
 

@@ -146,13 +146,14 @@ class _OverlaySpaces(dict):  # type: ignore[type-arg]
 class Overlay(ByKind):
     """The state of one gate as a command sees it that is not to change it."""
 
-    __slots__ = ("_below", "gate", "head", "kinds", "seen", "states", "wakes")
+    __slots__ = ("_below", "gate", "head", "kinds", "seen", "states", "told", "wakes")
 
     def __init__(self, below: Records) -> None:
         self._below = below
         self.gate = below.gate
-        self.head = Head(*below.head.stored())
+        self.head = Head(*below.head.stored(), *below.head.stored_epoch())
         self.seen = below.seen
+        self.told = below.told
         self.wakes: list[Wake] = []
         self.states = OverlaySpace(below.states)
         self.kinds = Kinds(lambda kind: _OverlaySpaces(below, kind))

@@ -108,8 +108,11 @@ if TYPE_CHECKING:
         @property
         def kinds(self) -> Mapping[str, Spaces]: ...
 
-        #: The highest sequence number that this process was told. A head below it has lost state.
+        #: The highest sequence number that this process was told, and the epoch; before it was told of one, the name of its
+        #: session. A head below that number, or of another epoch, has lost state: see `head.py`. A store that has just read
+        #: the head sets both by `compare`.
         seen: int
+        told: str
         #: The tickets to wake once the command stands.
         wakes: list[Wake]
 
@@ -363,7 +366,7 @@ class ByKind:
 class DictRecords:
     """The state of one gate in memory."""
 
-    __slots__ = (*ALONE_ATTRIBUTES, *NAMED_ATTRIBUTES, "gate", "head", "kinds", "seen", "states", "wakes")
+    __slots__ = (*ALONE_ATTRIBUTES, *NAMED_ATTRIBUTES, "gate", "head", "kinds", "seen", "states", "told", "wakes")
 
     calls: DictSpace
     lanes: DictSpace
@@ -382,10 +385,11 @@ class DictRecords:
     session_tickets: dict[str, DictSpace]
     windows: dict[str, DictSpace]
 
-    def __init__(self, gate: str = "") -> None:
+    def __init__(self, gate: str = "", told: str = "") -> None:
         self.gate = gate
         self.head = Head()
         self.seen = 0
+        self.told = told
         self.wakes: list[Wake] = []
         self.states = DictSpace()
         self.kinds: dict[str, dict[str, DictSpace]] = {kind: {"": DictSpace()} for kind in ALONE}

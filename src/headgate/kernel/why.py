@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model import EARLIEST, ESTIMATE, SECOND, Refusal, Wait
+from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Refusal, Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ def amount(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def paused_words(seconds: float) -> str:
+    """How long a pause lasts: `paused for 9m59s`, or `paused until resumed`."""
+    return "paused until resumed" if seconds > AS_GOOD_AS_NEVER else f"paused for {span(seconds)}"
+
+
 def wait_words(count: int) -> str:
     return f"{count:,} {'waits' if count == 1 else 'wait'}"
 
@@ -43,9 +48,9 @@ def why_gate(policy: Policy, snapshot: Snapshot) -> str:
     """What keeps a gate's asks from going, and until when. The look must have been one at the waiters."""
     waiting = snapshot.waiting
     if snapshot.paused_until:
-        left = span((snapshot.paused_until - snapshot.now) / SECOND)
+        words = paused_words((snapshot.paused_until - snapshot.now) / SECOND)
         reason = f": {snapshot.pause_reason}" if snapshot.pause_reason else ""
-        return f"paused for {left}{reason}" + (f"; {wait_words(waiting)}" if waiting else "")
+        return f"{words}{reason}" + (f"; {wait_words(waiting)}" if waiting else "")
     if waiting:
         first = min(
             (ticket for ticket in snapshot.waiters if ticket.state == "waits"),
@@ -56,15 +61,15 @@ def why_gate(policy: Policy, snapshot: Snapshot) -> str:
             return f"{waiting:,} {'is' if waiting == 1 else 'are'} called and about to go"
         return _first_waits(policy, snapshot, first)
     promised = max((usage.promised for usage in snapshot.limits), default=0.0)
-    last = max(snapshot.limits, key=lambda usage: usage.next_free, default=None)
-    if last is None or last.next_free <= 0:
+    last = max(snapshot.limits, key=lambda usage: usage.free_in, default=None)
+    if last is None or last.free_in <= 0:
         return f"{amount(promised)} promised; a small ask may go now" if promised else FREE
     words = f"{last.name} is used up" + (f", and {amount(promised)} are promised" if promised else "")
-    if last.next_free == float("inf"):
+    if last.free_in == float("inf"):
         return f"{words}: no ask can go"
     slots = any(limit.name == last.name and limit.leased for limit in policy.limits)
     within = "within " if slots else "in "
-    return f"{words}: the next ask can go {within}{span(last.next_free)}"
+    return f"{words}: the next ask can go {within}{span(last.free_in)}"
 
 
 def _first_waits(policy: Policy, snapshot: Snapshot, first: WaitingTicket) -> str:

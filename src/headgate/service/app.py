@@ -37,6 +37,8 @@ RouteTree = dict[str, "Any"]
 
 #: The index of each count in the tally of a gate.
 TALLY_INDEX = {"granted": 0, "refused": 1, "rate_limited": 2}
+#: The index of the seconds that all of them have waited together.
+WAITED = 3
 
 
 def _tree_of(routes: tuple[Route, ...]) -> RouteTree:
@@ -53,9 +55,17 @@ class Guard:
     """Gates as a service. `tokens` None: every client that can connect may do everything; for loopback only."""
 
     def __init__(
-        self, gates: Gates, tokens: Tokens | None, settings: Serve, audit: Audit, any_gate: bool = False
+        self,
+        gates: Gates,
+        tokens: Tokens | None,
+        settings: Serve,
+        audit: Audit,
+        any_gate: bool = False,
+        history: str | None = None,
     ) -> None:
         self.gates = gates
+        #: The file of the dashboard's history, if there is one.
+        self.history = history
         self.tokens = tokens
         self.settings = settings
         self.audit = audit
@@ -78,7 +88,7 @@ class Guard:
         #: What other modules keep for as long as the guard runs, as in `guard.state["metrics"]`.
         self.state: dict[str, Any] = {}
         #: Gate → counts since the guard began: see TALLY_INDEX.
-        self._tally: dict[str, list[int]] = self.state.setdefault("tally", {})
+        self._tally: dict[str, list[Any]] = self.state.setdefault("tally", {})
 
     def served(self, name: str) -> ServedGate:
         """A gate by name. Raises UnknownGate."""
@@ -93,8 +103,9 @@ class Guard:
         if index is not None:
             tally = self._tally.get(gate)
             if tally is None:
-                tally = self._tally[gate] = [0, 0, 0]
+                tally = self._tally[gate] = [0, 0, 0, 0.0]
             tally[index] += 1
+            tally[WAITED] += waited
         for listener in self.answer_listeners:
             listener(gate, result, waited, command)
 
@@ -104,7 +115,7 @@ class Guard:
             for command in commands:
                 self.count(gate, "granted", 0.0, command)
         else:
-            self._tally.setdefault(gate, [0, 0, 0])[TALLY_INDEX["granted"]] += len(commands)
+            self._tally.setdefault(gate, [0, 0, 0, 0.0])[TALLY_INDEX["granted"]] += len(commands)
 
     def note_usage(self, usage: Usage) -> Usage:
         """Pass a usage that was read to the listeners, and return it."""
@@ -152,6 +163,7 @@ class Guard:
                 sampler_of(self).start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
+                sampler_of(self).close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 

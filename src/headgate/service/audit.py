@@ -1,10 +1,14 @@
-"""The audit log of changes: one JSON object per line, appended to a file, and a record in the guard's log."""
+"""The audit log of changes: one JSON object per line, appended to a file, and a record in the guard's log.
+
+The latest are also kept here, for the dashboard; after a restart they are read from the end of the file.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections import deque
 
 from .log import log
 
@@ -14,14 +18,22 @@ if TYPE_CHECKING:
 
     from .tokens import Bearer
 
+#: The most changes that are kept, and the bytes of the file that are read for them.
+KEPT, TAIL = 500, 256 * 1024
+
 
 class Audit:
-    """The record of changes. `path` None: only in the guard's log."""
+    """The record of changes. `path` None: only in the guard's log, and the latest here."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
+        #: The latest changes, the oldest first.
+        self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        #: How many changes this guard has recorded: it tells a dashboard when to ask again.
+        self.count = 0
         if path is not None:
             self._append("")  # so that a file that cannot be written is found before the first change
+            self._latest.extend(_end_of(path))
 
     def record(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
         """Record a change that was made."""
@@ -33,12 +45,37 @@ class Audit:
             "client": client,
             **facts,
         }
+        self._latest.append(line)
+        self.count += 1
         log.info("change: %s of gate %s", action, gate, extra={name: line[name] for name in line if name != "time"})
         if self.path is not None:
             self._append(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def latest(self, gate: str | None = None, most: int = 50) -> list[dict[str, Any]]:
+        """The latest changes of a gate, or of all, the newest first."""
+        found = [line for line in reversed(self._latest) if gate is None or line["gate"] == gate]
+        return found[:most]
 
     def _append(self, text: str) -> None:
         assert self.path is not None
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "a", encoding="utf-8") as stream:
             stream.write(text)
+
+
+def _end_of(path: str) -> list[dict[str, Any]]:
+    """The changes at the end of an audit file. A line that is none, or was cut, is passed over."""
+    with open(path, "rb") as stream:
+        stream.seek(0, os.SEEK_END)
+        begin = max(0, stream.tell() - TAIL)
+        stream.seek(begin)
+        lines = stream.read().split(b"\n")
+    found = []
+    for line in lines[1:] if begin else lines:
+        try:
+            read = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(read, dict) and {"time", "action", "gate"} <= read.keys():
+            found.append(read)
+    return found[-KEPT:]

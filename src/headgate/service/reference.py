@@ -27,8 +27,9 @@ call it is in [how-to/call-from-other-languages.md](../how-to/call-from-other-la
 `/docs`.
 
 Bodies are JSON objects (`content-type: application/json`); no body is an empty object. An unknown member or parameter
-is refused: nothing is accepted and then ignored. Durations are seconds, `delay` alone is milliseconds. Ids of permits
-are opaque: they hold their gate, so that they are all it takes to renew and release.
+is refused: nothing is accepted and then ignored. [Times](times.md) are seconds, and their
+names say what they count from; `delay_ms` and `delay`, which is the same, are milliseconds. Ids of permits are opaque:
+they hold their gate, so that they are all it takes to renew and release.
 
 - **Waiting.** `wait` on an acquire is a long poll: the answer comes with the turn, or as 429 when the time is over.
   Hang up, and you leave the line. A grant that nobody is there to take is given back, unless you gave it an `id`.

@@ -43,7 +43,16 @@ def make_guard(gates: Gates, settings: Serve, any_gate: bool = False) -> Guard:
     audit = Audit(None if settings.audit is None else os.path.join(beside, settings.audit))
     for name in gates:
         gates.async_gate(name)  # so that a store that cannot be opened is reported before the guard starts
-    return Guard(gates, tokens, settings, audit, any_gate)
+    return Guard(gates, tokens, settings, audit, any_gate, _history(gates, settings, beside))
+
+
+def _history(gates: Gates, settings: Serve, beside: str) -> str | None:
+    """The file of the dashboard's history: the one that is named, else one beside the SQLite store of most gates."""
+    if settings.history is not None:
+        return os.path.join(beside, settings.history)
+    # A store that is a file has a path.
+    files = [path for name in gates if (path := getattr(gates.async_gate(name).store, "path", None))]
+    return f"{max(files, key=files.count)}-history.jsonl" if files else None
 
 
 def listening(host: str, port: int) -> socket.socket:

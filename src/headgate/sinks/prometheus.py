@@ -156,7 +156,7 @@ class Prometheus:
         """Set the gauges of a gate from its usage. Limits by a key have none."""
         gate = usage.gate
         self.set("headgate_waiters", float(usage.waiting), gate)
-        self.set("headgate_paused", float(usage.paused_until is not None), gate)
+        self.set("headgate_paused", float(usage.paused_for is not None), gate)
         for row in usage.limits:
             if row.key is not None:
                 continue

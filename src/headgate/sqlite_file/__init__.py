@@ -7,16 +7,20 @@ and a thread that checkpoints the log. A `WakeSocket` notifies other processes t
 
 from __future__ import annotations
 
+from .busy import BusyRetry
 from .explain import explained, is_busy, survives
-from .file import SYNCHRONOUS, BusyRetry, DatabaseFile, FileFormat
+from .file import SYNCHRONOUS, DatabaseFile, FileFormat
 from .fork import register_for_fork_and_exit
+from .turns import DECIDE_FOR, Turn
 from .wake import WakeSocket, wake_folder
 
 __all__ = [
+    "DECIDE_FOR",
     "SYNCHRONOUS",
     "BusyRetry",
     "DatabaseFile",
     "FileFormat",
+    "Turn",
     "WakeSocket",
     "explained",
     "is_busy",

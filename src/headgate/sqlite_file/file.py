@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from ..errors import InvalidInput, StoreFormatError, StoreUnavailable
 from .anchor import META, anchor, clock_at
+from .busy import PATIENCE, BusyRetry, is_being_made
 from .checkpoint import Checkpointer
 from .explain import explained, is_busy, is_no_database, no_database
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     Execute = Callable[..., Any]
 
 SYNCHRONOUS = ("normal", "full", "off")
-
-#: How long a caller retries while no other process commits, in seconds. Then the file counts as unavailable. While a
-#: checkpoint is running, which is progress of a kind, it retries for longer.
-PATIENCE, SLOW_DISK = 0.2, 1.0
 
 #: Small pages: a decision changes a few short rows, and every page that it touches is copied and checksummed as a whole.
 _PAGE = 1024
@@ -73,7 +70,7 @@ class DatabaseFile:
         self._format = format
         self._connection: sqlite3.Connection | None = None
         try:
-            self._connection = connection = _open(path, format, synchronous)
+            self._connection = connection = _open_when_made(path, format, synchronous)
             found = os.stat(path)
             self._identity = (found.st_dev, found.st_ino)
             cursor = connection.cursor()
@@ -198,50 +195,23 @@ class DatabaseFile:
         self.close()
 
 
-class BusyRetry:
-    """The retries of one caller that finds the write lock taken: how long to pause, and when to give up."""
-
-    def __init__(self, file: DatabaseFile) -> None:
-        self._file = file
-        self._version = self._current()
-        self._progress_at = self._checked_at = time.monotonic()
-        #: Seconds to sleep before the next attempt.
-        self.pause_s = 0.0
-
-    def check(self) -> None:
-        """Choose the next pause. Raises StoreUnavailable when no other process has committed for PATIENCE.
-
-        The pause is random and short. SQLite's own busy handler sleeps ever longer, and so starves a caller that has
-        waited for long.
-        """
-        self.pause_s = random() * 0.0002
-        now = time.monotonic()
-        if now - self._checked_at > 0.01:
-            self._checked_at = now
-            version = self._current()
-            if version != self._version:
-                self._version, self._progress_at = version, now
-                return
-            stuck_s = now - self._progress_at
-            if stuck_s > PATIENCE and (stuck_s > SLOW_DISK or not self._file.is_being_checkpointed()):
-                raise StoreUnavailable(
-                    f"{self._file.path}: somebody has held the write lock for {PATIENCE * 1000:.0f} ms and has written "
-                    f"nothing; end it if it hangs (a stopped worker, a shell with an open transaction)"
-                )
-
-    def _current(self) -> int:
-        try:
-            return self._file.version()
-        except sqlite3.OperationalError as error:
-            if is_busy(error):
-                return -1
-            raise
-
-
 # --- opening ------------------------------------------------------------------------------------------------------
 
 
-def _open(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:
+def _open_when_made(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection:
+    """Open a file, and wait for another process that makes it and gets on, however slowly."""
+    began, timeout_s = time.monotonic(), PATIENCE
+    while True:
+        try:
+            return _open(path, format, synchronous, timeout_s)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or not timeout_s:
+                raise
+            if not is_being_made(path, began):
+                timeout_s = 0.0  # or it was made at this very moment: one more attempt tells
+
+
+def _open(path: str, format: FileFormat, synchronous: str, timeout_s: float) -> sqlite3.Connection:
     if os.path.isdir(path):
         raise InvalidInput(
             f"{path} is a directory; {format.noun} is a file, such as {os.path.join(path, format.example)}"
@@ -251,7 +221,7 @@ def _open(path: str, format: FileFormat, synchronous: str) -> sqlite3.Connection
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=rwc",
         uri=True,
-        timeout=PATIENCE,
+        timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=64,

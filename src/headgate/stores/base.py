@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
 
 from ..errors import HeadgateError
@@ -9,11 +10,19 @@ from ..errors import HeadgateError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Protocol
+    from typing import Any, NamedTuple, Protocol
 
     from ..kernel.commands import Command
     from ..kernel.model import Wake
+    from ..kernel.plan import Policy
     from ..kernel.records import DictRecords
+
+    class Seen(NamedTuple):
+        """How far a gate has come, as a process was told: what it compares with the next reply."""
+
+        number: int
+        #: Empty where no epoch is known.
+        epoch: str
 
     #: Called with a delay in microseconds, or None: the ticket was called. From any thread; must not block.
     Listener = Callable[[int | None], None]
@@ -74,8 +83,8 @@ if TYPE_CHECKING:
     class Comparing(Protocol):
         """The method of a store with `Capabilities.compares_seen`: it notices lost state for processes behind a guard."""
 
-        def saw(self, gate: str, number: int) -> int:
-            """A process was told this sequence number. Returns the highest that is known here."""
+        def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+            """A process was told this sequence number and epoch. Returns what is known here, to tell it next."""
 
     class AtOnce(Protocol):
         """The methods of a store with `Capabilities.decides_at_once`, for event loops. None: use `aexecute`."""
@@ -85,6 +94,17 @@ if TYPE_CHECKING:
 
         def all_at_once(self, commands: Sequence[Command]) -> list[Any] | None:
             """The replies of commands that came together, where that takes no waiting. Raises StoreUnavailable."""
+
+    class PolicySource(Protocol):
+        """The methods of a store with `Capabilities.has_policies`: it knows the limits of its gates."""
+
+        def policies(self) -> dict[str, Policy]:
+            """The policies of its gates by name. Raises StoreUnavailable."""
+
+        def follow(self, gate: str, adopt: Callable[[Policy, Sequence[str], bool], None]) -> None:
+            """Have a method called whenever the store tells that a gate has another policy than an ask was made with:
+            the policy, how the two differ in words, and whether the ask was decided all the same. The method is forgotten
+            with its object. It is called in any thread, before the replies are handed out."""
 
     class Examined(Protocol):
         """The method of a store with `Capabilities.examines`, for `headgate doctor`."""
@@ -97,6 +117,9 @@ if TYPE_CHECKING:
 
         def create(self) -> list[str]:
             """Make what the store needs (a table), and say what was made."""
+
+else:
+    Seen = namedtuple("Seen", "number epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +136,12 @@ class Capabilities:
     recognises_retries: bool = False
     #: Wakes of other processes can be told here: `Forwarding`.
     forwards_wakes: bool = False
-    #: It compares the numbers that other processes have seen with its own: `Comparing`.
+    #: It compares what other processes have seen of a gate with its own state: `Comparing`.
     compares_seen: bool = False
     #: An event loop may have it decide without waiting: `AtOnce`.
     decides_at_once: bool = False
+    #: It knows the policies of its gates, so a gate may be made without limits: `PolicySource`.
+    has_policies: bool = False
     #: `headgate doctor` can ask it about its server: `Examined`; and have it made: `Created`.
     examines: bool = False
     creates: bool = False

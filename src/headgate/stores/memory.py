@@ -7,9 +7,9 @@ from time import monotonic_ns
 
 from ..clock import anchored_clock
 from ..errors import HeadgateError
-from ..kernel.commands.base import begin
+from ..kernel.commands.base import begin, compare
 from ..kernel.records import DictRecords
-from .base import Capabilities, Here, Listeners, at_fork, ignore_loss, new_session, run
+from .base import Capabilities, Here, Listeners, Seen, at_fork, ignore_loss, new_session, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MemoryStore:
     def _records(self, gate: str) -> DictRecords:
         records = self._gates.get(gate)
         if records is None:
-            records = self._gates[gate] = DictRecords(gate)
+            records = self._gates[gate] = DictRecords(gate, self.session)
         return records
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -139,18 +139,20 @@ class MemoryStore:
     def disown(self, session: str) -> None:
         self._listeners.disown(session)
 
-    def saw(self, gate: str, number: int) -> int:
-        """Another process was told this number. If the gate is behind it, this process has lost state by a restart."""
+    def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+        """Another process was told this of the gate. If it is not so any more, this process has lost state by a restart."""
+        lost = False
         with self._lock:
             records = self._records(gate)
-            lost = number > records.head.seq
-            if lost:
-                records.seen = number
+            head = records.head
+            before = (head.epoch, head.lost_before)
+            if (number or epoch) and compare(records, number, epoch or self.session):
                 begin(self._clock(), records)
-            number = records.head.seq
+                lost = (head.epoch, head.lost_before) != before  # else a loss that was noticed before
+            seen = Seen(head.seq, head.epoch)
         if lost:
             self.on_loss(gate)
-        return number
+        return seen
 
     def close(self) -> None:
         """Nothing to let go of."""

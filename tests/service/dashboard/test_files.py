@@ -97,7 +97,7 @@ def test_all_who_watch_get_the_same_samples_and_the_counts_of_what_was_asked(gua
         answers = [stack.enter_context(events(guard)) for _ in range(3)]
         hellos = [next_event(answer) for answer in answers]
         assert {name for name, _ in hellos} == {"hello"}
-        seen = [{told["at"]: told for _, told in (next_event(answer) for _ in range(4))} for answer in answers]
+        seen = [{told["sampled_at"]: told for _, told in (next_event(answer) for _ in range(4))} for answer in answers]
     common = set(seen[0]) & set(seen[1]) & set(seen[2])
     assert len(common) >= 2
     assert all(seen[0][at] == seen[1][at] == seen[2][at] for at in common)

@@ -21,7 +21,7 @@ def test_it_loads_asks_nobody_else_and_breaks_no_policy(guard: Guard, watched: A
     page = one.open(guard)
     assert page.title() == "adobe · Headgate"
     expect(page.locator("#chart canvas")).to_be_visible()
-    expect(page.locator("nav a")).to_have_count(2)
+    expect(page.locator("nav li a")).to_have_count(2)
     page.get_by_role("link", name="api-deployment").click()
     expect(page.locator("#name")).to_have_text("api-deployment")
     page.get_by_role("button", name="2 min").click()

@@ -24,7 +24,7 @@ from headgate.testing import FakeClock
 from tests.support.dynamo_servers import CREDENTIALS, Server, client, make_table, started
 from tests.support.generated import generated
 from tests.support.histories import DEEDS, FAMILIES, LOSING, PASSED, History, plain, shown, told
-from tests.support.stores import forget
+from tests.support.stores import KnownByProcesses
 
 EXAMPLES = int(os.environ.get("EX", "4"))
 
@@ -44,9 +44,12 @@ def left_nothing(command: Command, reply: Any) -> bool:
 class Pair:
     """The same commands in memory and on DynamoDB, where processes take turns."""
 
-    def __init__(self, server: Server, processes: list[DynamoStore]) -> None:
+    def __init__(self, server: Server, processes: list[DynamoStore], loses: bool = False) -> None:
         self.clock = FakeClock()
         self.core = MemoryStore(clock=self.clock)
+        self.known = KnownByProcesses(self.core)
+        #: The history says whose turn it is, and when state is lost.
+        self.loses = loses
         self.processes = processes
         self.client = client(server.endpoint)
         self._turn = 0
@@ -65,11 +68,14 @@ class Pair:
     def execute(self, commands: list[Command], which: int = 0) -> list[Any]:
         self._turn += 1
         gate = commands[0].gate
+        process = self.processes[which % len(self.processes) if self.loses else self._turn % len(self.processes)]
+        known = process._writer(gate)
+        self.known.compare(gate, known.seen, known.told)
         before = deepcopy(self.core._gates.get(gate))
         expected = self.core.execute(commands)
-        process = self.processes[self._turn % len(self.processes)]
         written = writes_of(process)
         got = process.execute(commands)
+        self.known.learn(gate, known.told)
         if writes_of(process) == written and all(map(left_nothing, commands, expected)):
             # Who only looks or is refused tidies up for itself alone.
             self.core._gates.pop(gate, None)
@@ -81,10 +87,7 @@ class Pair:
         return expected
 
     def lose(self, gate: str) -> None:
-        records = self.core._records(gate)
-        seen = max(records.seen, records.head.seq)
-        forget(self.core, gate)
-        records.seen = seen
+        self.core._records(gate).__init__(gate)  # type: ignore[misc]
         self._empty()
 
 
@@ -128,16 +131,16 @@ def batches(*deeds: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_process_decides_as_the_core_does_also_when_state_is_lost(
+def test_processes_decide_as_the_core_does_also_when_state_is_lost(
     server: Server, opened: Callable[[], DynamoStore], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    processes = [opened(), opened()]
 
     @generated(EXAMPLES)
     @given(batches(DEEDS, *LOSING), st.sampled_from([0, 300, 4096]))
     def same(history: list[Any], inline: int) -> None:
         monkeypatch.setattr(dynamodb_records, "INLINE", inline)
-        run(Pair(server, [store]), family, history)
+        run(Pair(server, processes, loses=True), family, history)
 
     same()
 

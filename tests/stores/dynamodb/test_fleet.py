@@ -66,7 +66,8 @@ def test_a_worker_whose_wall_clock_is_an_hour_off_neither_over_admits_nor_hangs_
     for worker in workers:
         worker.read()
     time.sleep(6)
-    until(lambda: upstream.order("count")["count"] >= RATE)
+    # On a busy machine some of them come to their first call late.
+    until(lambda: upstream.order("count")["count"] >= 3 * RATE)
     for worker in workers:
         worker.end_orders()
     told = [worker.finish() for worker in workers]

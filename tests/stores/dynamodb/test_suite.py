@@ -36,6 +36,11 @@ class OnServer(StoreSuite):
         make_table(self.server.endpoint, name)
         return DynamoStore(name, endpoint=self.server.endpoint, region="eu-central-1", timeout=10, clock=clock)
 
+    def another_process(self, store: Any) -> Any:
+        return DynamoStore(
+            store.table.name, endpoint=self.server.endpoint, region="eu-central-1", timeout=10, clock=self.clock
+        )
+
     def lose_state(self, store: Any, gate: str) -> None:
         client(self.server.endpoint).delete_item(
             TableName=store.table.name, Key={"counter_id": {"S": f"headgate:{gate}"}}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncGate, Bucket, Concurrency, Gate, InvalidInput, StoreUnavailable, Window
-from headgate.errors import ConfigError
+from headgate import AsyncGate, Gate, InvalidInput, StoreUnavailable, Window
+from headgate.stores.base import new_session
 from headgate.stores.http import HttpStore
 from headgate.stores.http.wire import NotAllowed
 from headgate.stores.memory import MemoryStore
@@ -35,6 +35,9 @@ class TestHttp(StoreSuite):
     def teardown_method(self, method: Any = None) -> None:
         super().teardown_method(method)
         self.guard.stop()
+
+    def another_process(self, store: Any) -> Any:
+        return HttpStore(f"{self.guard.url}?timeout=10s")
 
     def lose_state(self, store: Any, gate: str) -> None:
         """As if the guard had been restarted: nobody but its clients remembers how far it had come."""
@@ -67,7 +70,9 @@ class TestHttpOnSqlite(TestHttp):
             with closing(sqlite3.connect(self.folder / "empty.db")) as fresh:
                 fresh.backup(empty)
             empty.backup(file)
-        inner._seen.clear()  # the guard was restarted as well
+        # The guard was restarted as well.
+        inner._seen.clear(), inner._told.clear()
+        inner._transactions._session = new_session()
 
 
 # --- one request per batch --------------------------------------------------------------------------------------------
@@ -156,29 +161,7 @@ def test_cancelling_at_any_moment_leaves_nothing_in_the_guard() -> None:
     guard.stop()
 
 
-# --- the guard's file decides -----------------------------------------------------------------------------------------
-
-
-def test_limits_that_differ_from_the_guards_are_refused_with_the_difference_and_others_are_served() -> None:
-    gates = "[gates.g]\nlimits = [{ window = 190, per = '1m', name = 'rpm' }, { concurrency = 5, name = 'slots' }]"
-    guard = GuardThread(MemoryStore(), gates, any_gate=False)
-    store = HttpStore(f"{guard.url}?timeout=5s")
-    try:
-        other = Gate("g", [Window(200, per="30s", name="rpm"), Concurrency(5, name="more")], store=store)
-        with pytest.raises(ConfigError) as told:
-            other.acquire()
-        for words in ("'rpm' has limit 190 there and 200 here", "per 60 s there and 30 s here", "'slots' there and not",
-                      "'more' here and not there"):  # fmt: skip
-            assert words in str(told.value)
-        same = Gate("g", [Window(190, per="1m", name="rpm"), Concurrency(5, name="slots")], store=store)
-        same.acquire().release()
-        with pytest.raises(ConfigError, match=r"has no gate 'unknown'.*--any-gate"):
-            Gate("unknown", [Bucket(1, per="1s")], store=store).acquire()
-        with pytest.raises(ConfigError, match="waits by line there and by promise here"):
-            Gate("g", [Window(190, per="1m", name="rpm")], store=store, waiting="promise").reserve()
-    finally:
-        store.close()
-        guard.stop()
+# --- what a token may do ----------------------------------------------------------------------------------------------
 
 
 def test_what_a_token_may_not_do_is_refused_by_itself_and_the_gate_stays_open(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.support.histories import (
     usual_deed,
 )
 from tests.support.servers import BINARIES, NoServer, Server, in_ci
-from tests.support.stores import forget
+from tests.support.stores import KnownByProcesses
 
 
 class Woken(MemoryStore):
@@ -73,21 +73,27 @@ class Pair:
         self.clock = FakeClock()
         self.core = Woken(self.clock)
         # A busy machine may take its time: it is not what is tested here.
-        self.script = RedisStore(f"{url}?timeout=10s", clock=self.clock)
+        self.processes = [RedisStore(f"{url}?timeout=10s", clock=self.clock) for _ in range(3)]
+        self.known = KnownByProcesses(self.core)
         self.heard()  # what an example that failed has left
 
     def __enter__(self) -> Pair:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.script.close()
+        for store in self.processes:
+            store.close()
 
     def listen(self, ticket: str) -> None:
         """Everything is heard here."""
 
     def execute(self, commands: list[Command], which: int = 0) -> list[Any]:
+        store, gate = self.processes[which], commands[0].gate
+        known = store._requests
+        self.known.compare(gate, known.seen.get(gate, 0), known.told.get(gate, store.session))
         expected = self.core.execute(commands)
-        got = self.script.execute(commands)
+        got = store.execute(commands)
+        self.known.learn(gate, known.told.get(gate, ""))
         for number, (command, mine, theirs) in enumerate(zip(commands, expected, got, strict=True), 1):
             if plain(mine) != plain(theirs):
                 differ(f"command {number} of the last batch, {told(command)}", shown(mine), shown(theirs))
@@ -110,10 +116,7 @@ class Pair:
 
     def lose(self, gate: str) -> None:
         """A server that comes back without its data; the processes remember how far it had come."""
-        records = self.core._records(gate)
-        seen = max(records.seen, records.head.seq)
-        forget(self.core, gate)
-        records.seen = seen
+        self.core._records(gate).__init__(gate)  # type: ignore[misc]
         self.client.flushall()
 
 

@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
 def store(cluster: Cluster) -> Iterator[RedisStore]:
     for server in cluster.servers:
         server.command("FLUSHALL")
-    made = RedisStore(f"{cluster.url}?timeout=2s")
+    made = RedisStore(f"{cluster.url}?timeout=60s")
     yield made
     made.close()
 
@@ -79,7 +79,7 @@ def test_one_batch_for_gates_of_all_masters_is_answered_in_order(store: RedisSto
 
 @pytest.mark.usefixtures("no_heartbeats")
 def test_a_waiter_is_woken_whatever_master_it_listens_at(store: RedisStore, cluster: Cluster) -> None:
-    elsewhere = RedisStore(f"redis+cluster://127.0.0.1:{cluster.servers[2].port}?timeout=2s")
+    elsewhere = RedisStore(f"redis+cluster://127.0.0.1:{cluster.servers[2].port}?timeout=60s")
     for name in names(6):
         held = Gate(name, [Concurrency(1, lease="1h")], store=store, claim="1h").acquire()
         waiting = Gate(name, [Concurrency(1, lease="1h")], store=elsewhere, claim="1h")

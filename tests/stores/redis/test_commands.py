@@ -13,9 +13,8 @@ import pytest
 
 from headgate import AsyncGate, Bucket, Concurrency, Gate, Quota, Window
 from headgate.stores.redis import RedisStore
+from tests.support.redis_gates import PATIENT
 from tests.support.servers import Server
-
-PATIENT = "?timeout=5s"
 
 
 @pytest.fixture

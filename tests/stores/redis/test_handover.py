@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 def stores(server: Server) -> Iterator[list[RedisStore]]:
     """Two processes, as far as the server can tell."""
     server.command("FLUSHALL")
-    opened = [RedisStore(f"{server.url}?timeout=10s") for _ in range(2)]
+    opened = [RedisStore(f"{server.url}?timeout=60s") for _ in range(2)]
     yield opened
     for store in opened:
         store.close()
@@ -68,20 +68,22 @@ def waiting(gate: Gate, **ask: Any) -> Iterator[list[Permit | Denied]]:
         assert not thread.is_alive()
 
 
-def until_somebody_waits(gate: Gate) -> None:
+def until_somebody_waits(gate: Gate, gave_up: list[Any] | None = None) -> None:
+    """Until a ticket stands in line; or its waiter has given up, which on a busy machine may be before this one looks."""
     end = time.monotonic() + 60
-    while not gate.usage().waiting:
+    while not gate.usage().waiting and not gave_up:
         assert time.monotonic() < end
         time.sleep(0.001)
 
 
 def test_who_gives_up_as_it_is_called_leaves_neither_a_ticket_nor_a_lease(stores: list[RedisStore]) -> None:
     holding, other = map(one_slot, stores)
-    granted = 0
-    for _ in range(60):
+    granted = tries = 0
+    while tries < 60 or not granted:
+        tries += 1
         held = holding.acquire(timeout=60)
         with waiting(other, timeout=0.01) as result:
-            until_somebody_waits(holding)
+            until_somebody_waits(holding, result)
             time.sleep(random.uniform(0.0, 0.012))
             held.release()
         if isinstance(result[0], Permit):
@@ -89,7 +91,6 @@ def test_who_gives_up_as_it_is_called_leaves_neither_a_ticket_nor_a_lease(stores
             result[0].release()
         usage = holding.usage()
         assert (usage.waiting, usage.limits[0].used) == (0, 0)
-    assert granted > 0
 
 
 def test_what_was_sent_for_a_waiter_is_undone_when_it_cancels(stores: list[RedisStore]) -> None:
@@ -175,7 +176,7 @@ def test_waiters_are_called_where_the_fast_parser_of_answers_is_not_installed(se
 def test_the_keys_of_a_busy_line_always_have_an_end_and_are_given_another_now_and_then(server: Server) -> None:
     server.command("FLUSHALL")
     clock = FakeClock()
-    store = RedisStore(f"{server.url}?timeout=10s", clock=clock)
+    store = RedisStore(f"{server.url}?timeout=60s", clock=clock)
     limits = [Concurrency(2, lease="1h", name="slots", by="org")]
     policy = Policy("busy", limits, priorities={"live": 1.0, "batch": 0.5})
     numbers, chance = iter(range(10**6)), random.Random(1)

@@ -12,14 +12,14 @@ import pytest
 
 from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable, Window
 from headgate.events import Event
-from tests.support.redis_gates import answers, gate_of, kinds
+from tests.support.redis_gates import PATIENT, answers, gate_of, kinds
 from tests.support.servers import Proxy, Server, new
 from tests.support.timing import DECIDES_IN_TIME
 from tests.support.waiting import DECIDED, timed, until
 
 
 def test_a_server_that_comes_back_without_its_data_is_noticed(server: Server, stores: Any, events: list[Event]) -> None:
-    gate = Gate("g", [Window(100, per="2s", slack=0, name="w")], store=stores(server.url))
+    gate = Gate("g", [Window(100, per="2s", slack=0, name="w")], store=stores(server.url + PATIENT))
     granted = [gate.try_acquire() for _ in range(100)]
     assert None not in granted
     server.kill()
@@ -35,7 +35,7 @@ def test_a_server_that_comes_back_without_its_data_is_noticed(server: Server, st
 
 
 def test_live_holders_register_again_by_renewing(server: Server, stores: Any) -> None:
-    gate = Gate("g", [Concurrency(2, name="slots", lease="2s")], store=stores(server.url))
+    gate = Gate("g", [Concurrency(2, name="slots", lease="2s")], store=stores(server.url + PATIENT))
     permit = gate.acquire()
     server.kill()
     server.start()
@@ -46,9 +46,39 @@ def test_live_holders_register_again_by_renewing(server: Server, stores: Any) ->
     assert permit.release() is True
 
 
+def test_a_server_that_others_have_filled_again_is_noticed(server: Server, stores: Any, events: list[Event]) -> None:
+    gate, fresh = (gate_of(stores(server.url)) for _ in range(2))
+    permit = gate.acquire(holder="me")
+    server.kill()
+    server.start()
+    until(lambda: answers(fresh))
+    for _ in range(40):  # far more than the process that holds a slot has seen
+        fresh.acquire().release()
+    assert "state_lost" not in kinds(events)
+    permit.renew()
+    assert kinds(events).count("state_lost") == 1
+    assert "me" in [holder.holder for holder in fresh.holders()]
+    assert permit.release() is True
+
+
+def test_a_long_lease_is_registered_again_as_soon_as_its_process_notices_a_loss(server: Server, stores: Any) -> None:
+    gate, fresh = (gate_of(stores(server.url)) for _ in range(2))
+    permit = gate.acquire(holder="me")  # for an hour: it is due for renewal in twenty minutes
+    server.kill()
+    server.start()
+    until(lambda: answers(fresh))
+    for _ in range(40):
+        fresh.acquire().release()
+    gate.usage()
+    assert "me" not in [holder.holder for holder in fresh.holders()], "a process that only looks notices nothing"
+    gate.try_acquire()
+    until(lambda: "me" in [holder.holder for holder in fresh.holders()])
+    assert permit.release() is True
+
+
 def test_a_server_that_comes_back_with_its_data_has_lost_nothing(stores: Any, events: list[Event]) -> None:
     with new("--appendonly", "yes", "--appendfsync", "always") as server:
-        gate = gate_of(stores(server.url))
+        gate = gate_of(stores(server.url + PATIENT))
         permits = [gate.acquire() for _ in range(20)]
         server.kill()
         server.start()
@@ -142,17 +172,17 @@ def _ask_after_each(flush: tuple[str, str], server: Server, gate: Gate) -> None:
 
 
 def test_a_library_that_was_flushed_is_loaded_again(server: Server, stores: Any) -> None:
-    _ask_after_each(("FUNCTION", "FLUSH"), server, gate_of(stores(server.url)))
+    _ask_after_each(("FUNCTION", "FLUSH"), server, gate_of(stores(server.url + PATIENT)))
     assert server.calls("function|load") >= 3
     assert server.calls("evalsha") == 0
-    assert any(level == "ok" and "FCALL" in line for level, line, _ in stores(server.url).examine())
+    assert any(level == "ok" and "FCALL" in line for level, line, _ in stores(server.url + PATIENT).examine())
 
 
 @pytest.mark.parametrize("why", WITHOUT_FUNCTIONS)
 def test_a_server_without_functions_is_asked_by_a_script_and_a_flushed_one_is_sent_again(stores: Any, why: str) -> None:
     options, who = WITHOUT_FUNCTIONS[why]
     with new(*options) as server:
-        store = stores(server.url.replace("://", f"://{who}"))
+        store = stores(server.url.replace("://", f"://{who}") + PATIENT)
         gate = gate_of(store)
         _ask_after_each(("SCRIPT", "FLUSH"), server, gate)
         assert server.calls("eval") >= 3
@@ -167,7 +197,7 @@ def test_gates_that_learn_together_that_functions_are_not_for_them_are_all_answe
     options, who = WITHOUT_FUNCTIONS["forbidden"]
     with new(*options) as server:
         for number in range(6):
-            store = stores(server.url.replace("://", f"://{who}"))
+            store = stores(server.url.replace("://", f"://{who}") + PATIENT)
             gates = [Gate(f"g{number}-{at}", [Window(5, per="1m", name="w")], store=store) for at in range(8)]
             begins = threading.Barrier(len(gates))
             permits: list[Any] = []
@@ -202,7 +232,7 @@ def test_a_waiter_is_called_though_its_process_has_learnt_meanwhile_that_functio
 
 
 def test_a_library_that_another_process_has_loaded_meanwhile_is_used(server: Server, stores: Any) -> None:
-    gates = [gate_of(stores(server.url)) for _ in range(8)]
+    gates = [gate_of(stores(server.url + PATIENT)) for _ in range(8)]
     server.command("FUNCTION", "FLUSH")
     threads = [threading.Thread(target=gate.acquire) for gate in gates]
     for thread in threads:
@@ -215,5 +245,5 @@ def test_a_library_that_another_process_has_loaded_meanwhile_is_used(server: Ser
 def test_the_library_of_another_version_stays_beside_ours(server: Server, stores: Any) -> None:
     other = "#!lua name=headgate_0\nredis.register_function('headgate_0', function() return 'other' end)"
     server.command("FUNCTION", "LOAD", other)
-    gate_of(stores(server.url)).acquire()
+    gate_of(stores(server.url + PATIENT)).acquire()
     assert server.command("FCALL", "headgate_0", 0) == b"other"

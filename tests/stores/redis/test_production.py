@@ -19,10 +19,10 @@ from headgate import AsyncGate, Bucket, Concurrency, Gate, Quota, Window
 from headgate.cli.app import app
 from headgate.stores.redis import RedisStore
 from tests.support import ROOT
+from tests.support.redis_gates import PATIENT
 from tests.support.servers import Cluster, Server, new
 
 PAGE = (ROOT / "docs" / "how-to" / "redis-in-production.md").read_text(encoding="utf-8")
-PATIENT = "?timeout=5s"
 
 #: As in the page's configuration.
 LIMITS = [
@@ -183,7 +183,7 @@ def test_leases_are_listed_by_key_with_their_ages(
     assert told.exit_code == 0, told.output
     leases = json.loads(told.output)["leases"]
     assert [lease["holder"] for lease in leases] == ["run-0", "run-1"]
-    assert all(1 <= lease["since"] < 20 and 21_500 < lease["expires"] <= 21_600 for lease in leases)
+    assert all(1 <= lease["held_for"] < 20 and 21_500 < lease["expires_in"] <= 21_600 for lease in leases)
     shown = runner.invoke(app, ["leases", "list", "api-deployment", "--key", "org=acme"]).output
     assert all(text in shown for text in ("run-0", "org=acme", mine[0].id))
     assert "theirs" not in shown

@@ -52,10 +52,38 @@ def test_a_full_server_is_named_and_what_was_held_is_given_back_later(server: Se
     until(lambda: permit.id not in [holder.id for holder in gate.holders()])
 
 
+BUSY = """
+local began = redis.call('TIME')
+local now
+repeat now = redis.call('TIME') until (now[1] - began[1]) * 1000000 + now[2] - began[2] > 500000
+"""
+
+
+def test_a_server_that_is_busy_with_a_script_of_somebody_else_is_waited_for(server: Server, stores: Any) -> None:
+    gate = gate_of(stores(server.url + PATIENT), "open")
+    gate.acquire().release()
+    server.command("CONFIG", "SET", "lua-time-limit", "1")
+    other = threading.Thread(target=server.command, args=("EVAL", BUSY, "0"), kwargs={"timeout": 60.0})
+    other.start()
+
+    def is_busy() -> bool:
+        try:
+            server.command("PING")
+        except AssertionError as error:
+            return "BUSY" in str(error)
+        return False
+
+    until(is_busy)
+    permit = gate.acquire()
+    assert "untracked" not in repr(permit)
+    permit.release()
+    other.join(60)
+
+
 def test_a_key_of_somebody_else_is_named_and_left_alone(server: Server, stores: Any) -> None:
     server.command("SET", "hg:{g}", "mine")
     with pytest.raises(StoreFormatError, match=re.escape("hg:{g}")):
-        gate_of(stores(server.url)).acquire()
+        gate_of(stores(server.url + PATIENT)).acquire()
     assert server.command("GET", "hg:{g}") == b"mine"
 
 
@@ -72,7 +100,7 @@ def test_where_scripts_may_not_ask_for_the_time_the_callers_clock_is_used(server
     assert all(after - first > 0.95 for first, after in zip(asked, passed[10:], strict=False))
     looked = time.monotonic()
     [holder, *_] = gate.holders()
-    assert looked - passed[0] - 1 < holder.since < time.monotonic() - asked[0] + 1
+    assert looked - passed[0] - 1 < holder.held_for < time.monotonic() - asked[0] + 1
     assert any("TIME" in line for _, line, _ in stores(url).examine())
 
 
@@ -97,5 +125,5 @@ def test_the_callers_clock_is_set_by_the_servers_where_that_may_be_asked(server:
     store._requests.clock = store._requests.own_time
     gate = gate_of(store)
     permit = gate.acquire()
-    assert permit.lease_expires is not None
-    assert abs(permit.lease_expires - 3600 - time.time()) < 1
+    assert permit.lease_expires_at is not None
+    assert abs(permit.lease_expires_at - 3600 - time.time()) < 1

@@ -51,6 +51,9 @@ class RedisSuite(StoreSuite):
             server.command("FLUSHALL")
         return RedisStore(self.server.url, clock=clock)
 
+    def another_process(self, store: Any) -> RedisStore:
+        return RedisStore(self.server.url, clock=self.clock)
+
     def lose_state(self, store: Any, gate: str) -> None:
         for server in self.servers():
             server.command("FLUSHALL")

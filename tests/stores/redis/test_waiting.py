@@ -57,7 +57,7 @@ def test_waiters_go_on_after_their_server_was_restarted(server: Server, stores: 
 
 def test_a_cancelled_ask_leaves_nothing_behind(server: Server, proxy: Proxy, stores: Any) -> None:
     limits = [Concurrency(100, name="slots", lease="1h"), Window(100, per="1h", name="w")]
-    gate = AsyncGate("g", limits, store=stores(proxy.url))
+    gate = AsyncGate("g", limits, store=stores(proxy.url + PATIENT))
 
     async def main() -> None:
         await (await gate.acquire()).release("unsent")
@@ -79,13 +79,13 @@ def test_a_cancelled_ask_leaves_nothing_behind(server: Server, proxy: Proxy, sto
         proxy.flow()
 
     asyncio.run(main())
-    look = gate_of(stores(server.url))
+    look = gate_of(stores(server.url + PATIENT))
     time.sleep(0.1)
     until(lambda: not look.holders() and look.usage()["w"].used == 0)
 
 
 def test_a_waiter_that_is_cancelled_leaves_the_line(server: Server, stores: Any) -> None:
-    gate = AsyncGate("g", [Concurrency(1, name="slots", lease="1h")], store=stores(server.url))
+    gate = AsyncGate("g", [Concurrency(1, name="slots", lease="1h")], store=stores(server.url + PATIENT))
 
     async def main() -> None:
         held = await gate.acquire()
@@ -194,7 +194,8 @@ def test_an_id_that_is_asked_again_is_not_undone_by_what_was_to_be_undone(server
 
     until(granted)
     time.sleep(2.5)
-    assert [holder.id for holder in gate.holders()] == ["job"]
+    look = gate_of(stores(server.url + PATIENT))
+    assert [holder.id for holder in look.holders()] == ["job"]
     assert permits[0].release() is True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.sqlite_file import file
+from headgate.sqlite_file import busy
 from headgate.stores.sqlite import SqliteStore
 from tests.support.sqlite import started
 
@@ -30,7 +30,7 @@ def store(path: str) -> Iterator[SqliteStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store waits for a lock that another connection holds for as long as a busy machine makes the test hold it."""
-    monkeypatch.setattr(file, "PATIENCE", 60.0)
+    monkeypatch.setattr(busy, "PATIENCE", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,8 @@ from headgate.stores.sqlite import transactions as sqlite_transactions
 from headgate.stores.sqlite.permits import Run
 from headgate.testing import FakeClock
 from tests.support.generated import generated
-from tests.support.histories import DEEDS, FAMILIES, PASSED, History, plain, some_ask, usual_deed
+from tests.support.histories import DEEDS, FAMILIES, LOSING, PASSED, History, plain, some_ask, usual_deed
+from tests.support.stores import KnownByProcesses
 
 
 class Both:
@@ -42,6 +43,7 @@ class Both:
         self.memory = MemoryStore(clock=self.clock)
         self.files = [SqliteStore(self.path, clock=self.clock) for _ in range(2)]
         self.told: dict[str, list[Any]] = {"memory": [], "file": []}
+        self.known = KnownByProcesses(self.memory)
 
     def listen(self, ticket: str) -> None:
         self.memory.listen(ticket, lambda delay: self.told["memory"].append((ticket, delay)))
@@ -52,12 +54,23 @@ class Both:
         before = None
         if not any(command.writes for command in commands):
             before = deepcopy(self.memory._gates)  # a look tidies up in memory, and a file does not keep that
+        store = self.files[which % 2]
+        for gate in {command.gate for command in commands}:
+            self.known.compare(gate, store._seen.get(gate, 0), store._told.get(gate, store.session))
         replies = self.memory.execute(commands)
         if before is not None:
             self.memory._gates = before
         # The file's replies first: where they differ, pytest shows them so.
-        assert plain(self.in_turn(commands, which)) == plain(replies)
+        assert plain(self.in_turn(commands, which % 2)) == plain(replies)
+        for gate in {command.gate for command in commands}:
+            self.known.learn(gate, store._told.get(gate, ""))
         return replies
+
+    def lose(self, gate: str) -> None:
+        self.memory._records(gate).__init__(gate)  # type: ignore[misc]
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute("DELETE FROM heads WHERE gate = ?", (gate,))
+            connection.execute("DELETE FROM members WHERE space LIKE ?1 || '/%'", (gate,))
 
     def in_turn(self, commands: list[Command], which: int) -> list[Any]:
         """One that is alone goes the short way, as far as there is one just then."""
@@ -97,7 +110,7 @@ class Both:
             found[gate] = plain(head)
             for state, (its_score, its_value) in states.items():
                 found[f"{gate}/states/", state] = (its_score, plain(its_value))
-            if run:
+            if run and run[0] is not None:
                 found.update(unpacked(gate, run[0]))
         for space, member, score, value in connection.execute("SELECT * FROM members"):
             value = plain(json.loads(value)) if isinstance(value, str) else value
@@ -326,7 +339,8 @@ def test_a_long_order_is_walked_in_pieces(size: int) -> None:
 # --- whole histories --------------------------------------------------------------------------------------------------
 
 BATCHES = st.lists(
-    st.tuples(st.integers(0, 1), st.booleans(), PASSED, st.lists(DEEDS, min_size=1, max_size=4)), max_size=14
+    st.tuples(st.integers(0, 1), st.booleans(), PASSED, st.lists(st.one_of(DEEDS, *LOSING), min_size=1, max_size=4)),
+    max_size=14,
 )
 
 

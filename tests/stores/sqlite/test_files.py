@@ -13,6 +13,7 @@ import pytest
 
 from headgate import Bucket, Concurrency, Gate, InvalidInput, Window
 from headgate.errors import StoreFormatError
+from headgate.events import Event, subscribe
 from headgate.kernel.commands import Admit, Peek, Release, Stand
 from headgate.kernel.model import Wait
 from headgate.kernel.plan import Policy
@@ -219,6 +220,26 @@ def test_a_file_that_was_deleted_is_made_anew_and_the_loss_is_noticed(path: str)
     assert gate.usage()["w"].available < 1
     assert os.path.exists(path)
     store.close()
+
+
+def test_a_file_that_others_have_made_anew_and_filled_is_noticed(path: str) -> None:
+    limits = [Concurrency(3, lease="1h", name="slots")]
+    store = SqliteStore(path)
+    held = Gate("g", limits, store=store).acquire(holder="me")
+    remove(path)
+    other = SqliteStore(path)
+    fresh = Gate("g", limits, store=other)
+    for _ in range(40):  # far more than the process that holds a slot has seen
+        fresh.acquire().release()
+    time.sleep(0.3)
+    told: list[Event] = []
+    stop = subscribe(told.append)
+    held.renew()
+    stop()
+    assert [event.kind for event in told] == ["state_lost"]
+    assert [holder.holder for holder in fresh.holders()] == ["me"]
+    assert held.release() is True
+    store.close(), other.close()
 
 
 def test_a_file_that_was_put_back_to_an_older_state_is_noticed(path: str, tmp_path: Path) -> None:

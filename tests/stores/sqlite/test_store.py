@@ -28,6 +28,9 @@ class TestSuite(StoreSuite):
         self.folder = mkdtemp()
         return SqliteStore(os.path.join(self.folder, "gates.db"), clock=clock)
 
+    def another_process(self, store: Any) -> Any:
+        return SqliteStore(os.path.join(self.folder, "gates.db"), clock=self.clock)
+
     def lose_state(self, store: Any, gate: str) -> None:
         connection = sqlite3.connect(os.path.join(self.folder, "gates.db"), isolation_level=None)
         connection.execute("DELETE FROM heads WHERE gate = ?", (gate,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sqlite3
@@ -188,3 +189,14 @@ def test_an_error_of_the_file_is_over_when_the_file_is_well(path: str, store: Sq
     os.rmdir(path)
     shutil.move(path + ".away", path)
     assert store.decide(ask())[2] == 2
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_a_batch_as_it_was_before(store: SqliteStore, collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        store.execute([ask() for _ in range(3)])
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..head import began_at, is_another, is_epoch, new_epoch
 from ..limits import KINDS, RateLimit
 from ..model import SECOND, Ended
 from .permits import REMEMBER, read_permit
@@ -56,16 +57,36 @@ def _begin_otherwise(now: int, records: Records) -> int:
         lose(now, records)
     else:
         head.seq = seq + 1
+        if not head.epoch:
+            head.epoch = records.told if is_epoch(records.told) else new_epoch(now, head.seq, records.told)
     if not seq & REAP_MASK:
         _reap(now, records)
     return now
 
 
+def compare(records: Records, seen: int, told: str) -> bool:
+    """Whether the head that was just read has lost state, by what this process was told before. `begin` notices it then."""
+    head = records.head
+    records.told = told
+    # Every decision compares the number already, so that another epoch is told by it as well.
+    records.seen = max(seen, head.seq + 1) if is_another(head.epoch, told) else seen
+    return head.seq < records.seen
+
+
 def lose(now: int, records: Records) -> None:
-    """State was lost: from now on rates come back with time, and live holders register again."""
-    records.head.seq = records.seen + 1
+    """State was lost. From now on rates come back with time, and live holders register again: see `head.py`."""
+    head = records.head
+    head.seq = records.seen + 1
+    if not is_another(head.epoch, records.told):
+        head.epoch = new_epoch(now, head.seq, records.told)
+        head.lost_before = now
+    elif not head.lost_before:
+        head.lost_before = began_at(head.epoch)
+    else:
+        head.amend()  # another process has noticed it before, and nothing more is to be heeded
+        return
     records.drop("assumed")
-    records.head.amend(lost=now)
+    head.amend(lost=now)
 
 
 def _reap(now: int, records: Records) -> None:

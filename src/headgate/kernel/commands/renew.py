@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import line
+from ..head import is_another
 from ..limits import prune
 from ..model import Pulse
 from ..plan import Plan, recall
@@ -43,8 +44,11 @@ class Renew(Command):
 
     def apply(self, now: int, records: Records) -> Pulse:
         now = begin(now, records)
-        waiting, lost = records.head.tickets, records.head.lost
-        expires = {lease[1]: self._renew(records, now, lost, *lease) for lease in self.leases} if self.leases else {}
+        head = records.head
+        waiting = head.tickets
+        returning = head.lost or is_another(head.epoch, records.told)
+        before = head.lost_before if returning else 0
+        expires = {lease[1]: self._renew(records, now, before, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
         if (
@@ -61,7 +65,7 @@ class Renew(Command):
         return Pulse(now, expires, gone, tuple(called), tuple(unknown), state.timer, state.timer_at, sessions)
 
     def _renew(
-        self, records: Records, now: int, lost: int, plan: Plan, id: str, at: int, length: int, fence: int,
+        self, records: Records, now: int, before: int, plan: Plan, id: str, at: int, length: int, fence: int,
         holder: str | None,
     ) -> int:  # fmt: skip
         expires = now + length
@@ -70,7 +74,7 @@ class Renew(Command):
             leases = records.leases[step.member]
             prune(leases, now)
             # Where the store lost its state, the holder has not lost its slot: it registers again.
-            if leases.get(id) is None and not lost > at:
+            if leases.get(id) is None and not at < before:
                 return 0
             if not self.exactly:
                 expires = max(expires, leases.score(id) or 0)

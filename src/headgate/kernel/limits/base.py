@@ -82,7 +82,7 @@ class Limit:
     confirmable = False
     #: Where its state says what called tickets hold; None where that is no part of the state.
     held_index: int | None = None
-    #: How `LimitUsage.time_left` is told: "all free in 3 s".
+    #: How `LimitUsage.resets_in` is told: "all free in 3 s".
     frees = "all free"
 
     def __init__(self, limit: float, name: str | None, unit: str, by: str | None) -> None:
@@ -255,7 +255,7 @@ class Limit:
         used: float,
         value: float,
         free_in: int,
-        time_left: int | None = None,
+        resets_in: int | None = None,
         maximum: float | None = None,
         promised: float = 0.0,
     ) -> LimitUsage:
@@ -269,8 +269,8 @@ class Limit:
             limit=value,
             available=max(0.0, value - used - promised),
             utilisation=used / value,
-            next_free=max(0, free_in) / SECOND if free_in < NEVER // 2 else float("inf"),
-            time_left=None if time_left is None else max(0, time_left) / SECOND,
+            free_in=max(0, free_in) / SECOND if free_in < NEVER // 2 else float("inf"),
+            resets_in=None if resets_in is None else max(0, resets_in) / SECOND,
             maximum=maximum,
             promised=promised,
         )

@@ -4,9 +4,9 @@ import { amount, el, keyed, per, say, show, span } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
-/** Send a change. Throws an Error with the guard's message. */
-async function send(tokenOf, method, path, body) {
-  const headers = { "content-type": "application/json" };
+/** Ask the guard, or send a change. Returns its answer; throws an Error with the guard's message. */
+export async function send(tokenOf, method, path, body) {
+  const headers = method === "GET" ? {} : { "content-type": "application/json" };
   const token = tokenOf();
   if (token) headers.authorization = `Bearer ${token}`;
   let response;
@@ -19,6 +19,7 @@ async function send(tokenOf, method, path, body) {
     const problem = await response.json().catch(() => ({}));
     throw new Error(problem.detail || `The guard answered ${response.status}.`);
   }
+  return response.json().catch(() => ({}));
 }
 
 /** Open the dialog: a title, fields, what will happen, and one or two actions. */
@@ -141,22 +142,32 @@ export function changes(tokenOf, gateOf) {
     for (const [name, seconds] of [["seconds", 1], ["minutes", 60], ["hours", 3600]]) unit.append(el("option", { value: String(seconds) }, name));
     unit.value = "60";
     const reason = el("input", { type: "text", name: "reason", maxLength: 200, placeholder: "shown to everybody who asks why" });
+    const endless = el("input", { type: "checkbox", name: "endless" });
     const seconds = () => Number(length.value) * Number(unit.value);
+    const lasts = () => (endless.checked ? "until somebody resumes it" : `for ${span(seconds())}`);
+    endless.addEventListener("change", () => {
+      length.disabled = unit.disabled = endless.checked;
+    });
     ask({
       title: `Pause ${gate.name}`,
-      fields: [el("div", { className: "together" }, field("For how long", length), unit), field("Why", reason)],
+      fields: [
+        el("div", { className: "together" }, field("For how long", length), unit),
+        el("label", { className: "check" }, endless, el("span", {}, "Until I resume it")),
+        field("Why", reason),
+      ],
       what: () =>
-        seconds() > 0
+        endless.checked || seconds() > 0
           ? [
-              `Nobody is let in for ${span(seconds())}, on any worker.`,
-              `${many(gate.holding, "lease goes on", "leases go on")}; ${many(gate.waiting, "ask keeps its place", "asks keep their places")} in line. After that it goes on by itself.`,
+              `Nobody is let in ${lasts()}, on any worker.`,
+              `${many(gate.holding, "lease goes on", "leases go on")}; ${many(gate.waiting, "ask keeps its place", "asks keep their places")} in line.${endless.checked ? "" : " After that it goes on by itself."}`,
             ]
           : ["A pause is longer than 0."],
       yes: {
         label: "Pause it",
         act: async () => {
-          await send(tokenOf, "POST", `${gatePath(gate)}/pause`, { seconds: seconds(), reason: reason.value });
-          return `${gate.name} is paused for ${span(seconds())}.`;
+          const body = { reason: reason.value, ...(endless.checked ? {} : { seconds: seconds() }) };
+          await send(tokenOf, "POST", `${gatePath(gate)}/pause`, body);
+          return `${gate.name} is paused ${lasts()}.`;
         },
       },
       danger: true,
@@ -189,7 +200,7 @@ export function changes(tokenOf, gateOf) {
       title: `Release the lease of ${name}`,
       fields: [el("label", { className: "check" }, given, el("span", {}, "The call was never sent: give back what it counts on the rates too"))],
       what: () => [
-        `It has held a slot for ${span(person.since)}${keyed(person.key) ? `, for ${keyed(person.key)}` : ""}. The lease would end by itself in ${span(person.expires)} unless its holder renews it.`,
+        `It has held a slot for ${span(person.held_for)}${keyed(person.key) ? `, for ${keyed(person.key)}` : ""}. The lease would end by itself in ${span(person.expires_in)} unless its holder renews it.`,
         `The slot is free at once${gate.waiting ? `, and the first of the ${amount(gate.waiting)} who wait takes it` : ""}.`,
         "The worker is not stopped. If it still runs, one more than the limit is at work until it ends; its own release then changes nothing.",
       ],

@@ -6,7 +6,7 @@ const LONGEST = 10_000;
 const SILENCE = 6_000;
 
 /**
- * Listen until the page is closed. `on` has: hello(data), gates(data), state(name, text), denied(problem).
+ * Listen until the page is closed. `on` has: hello(data), gates(data), lost(), denied(problem).
  * Returns a function that reconnects immediately, for a new token.
  */
 export function listen(tokenOf, on) {
@@ -59,7 +59,7 @@ export function listen(tokenOf, on) {
       } catch {
         if (mine !== listening) return;
         const wait = Math.min(LONGEST, 500 * 2 ** Math.min(attempt++, 6)) * (0.5 + Math.random() / 2);
-        on.state("lost", "no answer from the guard, trying again");
+        on.lost();
         await new Promise((resolve) => {
           timer = setTimeout(resolve, wait);
           addEventListener("online", resolve, { once: true });

@@ -1,6 +1,7 @@
 // Draws the gates from the guard's events. Names and texts from clients are inserted as text, never as markup.
 
-import { amount, el, keyed, per, percent, reconcile, say, show, span } from "./words.js";
+import { drawHolds, drawWaits } from "./people.js";
+import { amount, el, per, percent, reconcile, say, show, span } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -11,40 +12,6 @@ export function heat(share) {
 
 export function busiest(gate) {
   return Math.max(0, ...gate.limits.map((limit) => limit.utilisation), ...gate.keys.map((limit) => limit.utilisation));
-}
-
-// --- the list of gates ------------------------------------------------------------------------------------------------
-
-export function drawGates(gates, chosen) {
-  reconcile(
-    at("gates"),
-    gates,
-    (gate) => gate.name,
-    (gate) => {
-      const row = el("li", {}, el("a", { href: `#gate=${encodeURIComponent(gate.name)}` }));
-      row.parts = {
-        name: el("bdi", { className: "name" }),
-        told: el("span", { className: "told" }),
-        fill: el("i"),
-        facts: el("span", { className: "facts" }),
-      };
-      const bar = el("span", { className: "bar", "aria-hidden": "true" }, row.parts.fill);
-      row.firstChild.append(row.parts.name, row.parts.told, bar, row.parts.facts);
-      return row;
-    },
-    (row, gate) => {
-      const { name, told, fill, facts } = row.parts;
-      const full = busiest(gate);
-      if (gate.name === chosen) row.firstChild.setAttribute("aria-current", "page");
-      else row.firstChild.removeAttribute("aria-current");
-      say(name, gate.name);
-      say(told, gate.error ? "no answer" : gate.paused ? "paused" : percent(full));
-      row.dataset.heat = gate.error || gate.paused ? "stop" : heat(full);
-      fill.style.width = `${Math.min(100, full * 100)}%`;
-      const leased = gate.limits.some((limit) => limit.kind === "concurrency") || gate.holding > 0;
-      say(facts, [leased ? `${amount(gate.holding)} in flight` : "", `${amount(gate.waiting)} waiting`].filter(Boolean).join(" · "));
-    },
-  );
 }
 
 // --- one gate ---------------------------------------------------------------------------------------------------------
@@ -58,7 +25,7 @@ export function drawGate(gate, may, act) {
   say(at("pause"), gate.paused ? "Pause longer…" : "Pause…");
   show(at("paused"), Boolean(gate.paused));
   if (gate.paused) {
-    const left = gate.paused.for === null ? "until somebody resumes it" : `for another ${span(gate.paused.for)}`;
+    const left = gate.paused.paused_for === null ? "until somebody resumes it" : `for another ${span(gate.paused.paused_for)}`;
     say(at("paused"), `Paused ${left}: ${gate.paused.reason || "no reason given"}`);
   }
   show(at("trouble"), Boolean(gate.error));
@@ -101,6 +68,7 @@ function makeLimit(act) {
   const row = el("tr", { role: "row" });
   const parts = {
     name: el("bdi", { className: "name" }),
+    link: el("a", { hidden: true }, "look"),
     kind: el("span", { className: "kind" }),
     fill: el("i"),
     used: cell("number used", "used"),
@@ -112,7 +80,7 @@ function makeLimit(act) {
   };
   parts.bar = el("div", { className: "bar", role: "meter", "aria-valuemin": "0" }, parts.fill);
   parts.change.addEventListener("click", () => act.limit(row.item));
-  const head = el("th", { role: "rowheader", scope: "row" }, parts.name, parts.kind);
+  const head = el("th", { role: "rowheader", scope: "row" }, parts.name, " ", parts.link, parts.kind);
   const full = el("td", { role: "cell", className: "wide" }, parts.bar);
   row.append(head, full, parts.used, parts.share, parts.available, parts.next, parts.left);
   row.append(el("td", { role: "cell", className: "act" }, parts.change));
@@ -128,22 +96,36 @@ function title(limit) {
 
 /** A slot may be released before its lease ends, so the end of the lease is an upper bound. */
 function nextFree(limit) {
-  if (limit.next_free === null) return "unknown";
-  if (!(limit.next_free > 0)) return "now";
-  return `${limit.kind === "concurrency" ? "≤ " : ""}${span(limit.next_free)}`;
+  if (limit.free_in === null) return "unknown";
+  if (!(limit.free_in > 0)) return "now";
+  return `${limit.kind === "concurrency" ? "≤ " : ""}${span(limit.free_in)}`;
 }
 
 function drawLimits(gate, may, act) {
+  drawRows(at("limits"), limitRows(gate), gate, may, act);
+}
+
+/** The limits of one key, with the figures that the guard gave for it. */
+export function drawKey(gate, rows, may, act) {
+  drawRows(at("key-limits"), rows, gate, may, act);
+}
+
+function drawRows(list, rows, gate, may, act) {
   reconcile(
-    at("limits"),
-    limitRows(gate),
+    list,
+    rows,
     (limit) => JSON.stringify([limit.name, limit.class, limit.key ?? null, Boolean(limit.heading)]),
     () => makeLimit(act),
     (row, limit) => {
       const parts = row.parts;
       row.item = limit;
       row.className = limit.heading ? "heading" : limit.key || limit.class ? "sub" : "";
-      say(parts.name, title(limit));
+      say(parts.name, list.id === "key-limits" ? limit.name : title(limit));
+      show(parts.link, list.id === "limits" && Boolean(limit.key));
+      if (limit.key) {
+        parts.link.href = `#${new URLSearchParams({ gate: gate.name, key: `${limit.by}=${limit.key}` })}`;
+        parts.link.setAttribute("aria-label", `Look at ${limit.key}`);
+      }
       const changed = limit.overridden ? ` · set to ${amount(limit.value)}` : "";
       say(parts.kind, limit.class ? "" : limit.key ? changed.slice(3) : kindWords(limit) + changed + (limit.heading ? " each" : ""));
       show(parts.bar, !limit.heading);
@@ -160,100 +142,7 @@ function drawLimits(gate, may, act) {
       say(parts.share, percent(limit.utilisation));
       say(parts.available, amount(limit.available));
       say(parts.next, nextFree(limit));
-      say(parts.left, limit.time_left === null ? "–" : span(limit.time_left));
-    },
-  );
-}
-
-// --- waiters and holders ----------------------------------------------------------------------------------------------
-
-function makePerson(...columns) {
-  const row = el("tr", { role: "row" });
-  row.parts = {};
-  for (const [name, label, kind] of columns) {
-    row.parts[name] = el("bdi");
-    row.append(el(name === "name" ? "th" : "td", { role: name === "name" ? "rowheader" : "cell", className: kind, "data-label": label }, row.parts[name]));
-  }
-  return row;
-}
-
-const WHO = [["name", "", "who"], ["key", "key", "key"], ["priority", "priority", "priority"]];
-
-function drawPerson(row, person) {
-  const name = person.holder ?? "no name given";
-  say(row.parts.name, name);
-  row.parts.name.title = `${name} · ${person.id}`;
-  row.parts.name.classList.toggle("unnamed", person.holder === null);
-  say(row.parts.key, keyed(person.key) || "–");
-  say(row.parts.priority, person.priority ?? "–");
-}
-
-/** Hide empty columns: most gates have neither keys nor priorities. */
-function columns(table, people) {
-  table.classList.toggle("no-key", !people.some((person) => Object.keys(person.key).length));
-  table.classList.toggle("no-priority", !people.some((person) => person.priority !== null));
-}
-
-function counted(people, nameOf) {
-  const counts = new Map();
-  for (const person of people) {
-    const name = nameOf(person);
-    if (name) counts.set(name, (counts.get(name) || 0) + 1);
-  }
-  const sorted = [...counts].sort((a, b) => b[1] - a[1]);
-  const shown = sorted.slice(0, 8).map(([name, count]) => `${name} ${count}`);
-  if (sorted.length > 8) shown.push(`${sorted.length - 8} others`);
-  return shown.join(" · ");
-}
-
-function drawWaits(gate) {
-  const waits = gate.waiters;
-  const more = gate.waiting > waits.length ? `, the oldest ${amount(waits.length)} shown` : "";
-  say(at("waits-count"), `${amount(gate.waiting)}${more}`);
-  const parts = [counted(waits, (person) => keyed(person.key)), counted(waits, (person) => person.priority)].filter(Boolean);
-  show(at("waits-by"), parts.length > 0);
-  say(at("waits-by"), parts.join("  |  "));
-  show(at("waits-none"), waits.length === 0);
-  show(at("waits").closest(".scroll"), waits.length > 0);
-  columns(at("waits").parentElement, waits);
-  reconcile(
-    at("waits"),
-    waits,
-    (person) => person.id,
-    () => makePerson(...WHO, ["since", "waits for", "number since"]),
-    (row, person) => {
-      drawPerson(row, person);
-      say(row.parts.since, span(person.since));
-    },
-  );
-}
-
-function drawHolds(gate, may, act) {
-  const holds = gate.holders;
-  const more = gate.holding > holds.length ? `, the oldest ${amount(holds.length)} shown` : "";
-  say(at("holds-count"), `${amount(gate.holding)}${more}`);
-  show(at("holds-none"), holds.length === 0);
-  show(at("holds").closest(".scroll"), holds.length > 0);
-  columns(at("holds").parentElement, holds);
-  at("holds").parentElement.classList.toggle("no-act", !may);
-  reconcile(
-    at("holds"),
-    holds,
-    (person) => person.id,
-    () => {
-      const row = makePerson(...WHO, ["since", "held for", "number since"], ["expires", "lease left", "number expires"]);
-      row.parts.release = el("button", { type: "button", className: "small" }, "Release…");
-      row.parts.release.addEventListener("click", () => act.release(row.item));
-      row.append(el("td", { role: "cell", className: "act" }, row.parts.release));
-      return row;
-    },
-    (row, person) => {
-      row.item = person;
-      drawPerson(row, person);
-      say(row.parts.since, span(person.since));
-      say(row.parts.expires, span(person.expires));
-      row.parts.release.setAttribute("aria-label", `Release ${person.holder ?? person.id}`);
-      show(row.parts.release, may);
+      say(parts.left, limit.resets_in === null ? "–" : span(limit.resets_in));
     },
   );
 }

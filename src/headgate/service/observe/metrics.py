@@ -64,7 +64,7 @@ class Metrics:
             for outcome in OUTCOMES:
                 self.values.add("headgate_upstream_total", gate, outcome, amount=0.0)
             self.values.add("headgate_store_errors_total", gate, amount=0.0)
-        for gate, (granted, refused, _) in guard.state.get("tally", {}).items():
+        for gate, (granted, refused, _, _) in guard.state.get("tally", {}).items():
             self.values.add("headgate_permits_total", self._label(gate), "granted", amount=granted)
             self.values.add("headgate_permits_total", self._label(gate), "refused", amount=refused)
         #: Permit id → when it was granted (monotonic seconds).

@@ -1,14 +1,16 @@
 """`GET /v1/events`: server-sent events for the dashboard. One sampler serves all watchers.
 
     event: hello
-    data: {"version": …, "may_change": …, "tokens": …, "history": {gate: [[time, granted, refused, limited, waiting], …]}}
+    data: {"version": …, "may_change": …, "tokens": …, "history": {gate: [row, …]}, "minutes": {gate: [row, …]}}
 
     event: gates              every second
-    data: {"at": …, "gates": [{"name": …, "limits": […], "keys": […], "waiters": […], "holders": […], "counts": […], …}]}
+    data: {"sampled_at": …, "changes": …, "gates": [{"name": …, "limits": […], "waiters": […], "holders": […], …}]}
 
-Times are seconds since 1970, lengths are seconds. Counts are of requests to this guard since the row before; `waiting`
-counts the tickets of all guards and processes, and is null in seconds without a look. A client that is slower than the
-samples skips some.
+Times are seconds since 1970, lengths are seconds. A row is [time, granted, refused, limited, waiting, utilisation, waited].
+Counts are of requests to this guard since the row before; `waiting` counts the tickets of all guards and processes,
+`utilisation` is that of the fullest limit, `waited` the mean seconds of the asks that were granted; each is null where it
+is not known. `history` has seconds, `minutes` has minutes (see `history.py`). `changes` grows with every change that the
+guard has recorded. A client that is slower than the samples skips some.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from ...gate.served import decide_all
 from ...http.problems import Problem, shown
 from ...kernel.commands import Peek
 from ...kernel.limits import kind_of
-from ...kernel.model import Snapshot, plain
+from ...kernel.model import AS_GOOD_AS_NEVER, Snapshot, plain
 from ..log import log
 from ..routes.gates import check_query
 from ..web import EVENT_STREAM, encode
+from .history import History
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +45,7 @@ if TYPE_CHECKING:
 
     #: By limit, and key or None.
     Overrides = dict[tuple[str, str | None], float]
-    #: Time, granted, refused, 429s reported, waiting.
-    Row = tuple[int, int, int, int, int | None]
+    from .history import Row
 
 #: Rows of counts that are kept: one per second.
 KEPT = 600
@@ -80,7 +82,8 @@ class Sampler:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._rows: dict[str, deque[Row]] = {}
-        self._before: dict[str, tuple[int, int, int]] = {}
+        self._before: dict[str, tuple[int, int, int, float]] = {}
+        self.minutes = History(guard.history)
         #: Gate → its holders, and when they were listed (monotonic seconds).
         self._holders: dict[str, tuple[float, list[Holder]]] = {}
         self._watchers: set[Watcher] = set()
@@ -96,6 +99,7 @@ class Sampler:
         """End the sampler and every stream; clients reconnect by themselves."""
         if self._task is not None:
             self._task.cancel()
+            self.minutes.write(self.minutes.end_minute())
         for watcher in self._watchers:
             watcher.end()
 
@@ -137,26 +141,38 @@ class Sampler:
     async def _sample(self, watched: bool) -> None:
         looked = await self._look(watched) if watched or self._ticks % IDLE == 0 else {}
         at = int(time.time())
+        lines: list[str] = []
         for name in self._names():
             found = looked.get(name, {})
-            row = (at, *self._count(name), found.get("waiting"))
+            granted, refused, limited, waited_s = self._count(name)
+            full = [row["utilisation"] for row in (*found.get("limits", ()), *found.get("keys", ()))]
+            waited = waited_s / granted if granted else None
+            row = (at, granted, refused, limited, found.get("waiting"), max(full, default=None), waited)
             self._rows.setdefault(name, deque(maxlen=KEPT)).append(row)
+            lines += self.minutes.add(name, row)
             if found:
                 found["counts"] = row[1:]
+        if lines:
+            await asyncio.to_thread(self.minutes.write, lines)
         if watched:
-            sample = b"event: gates\ndata: %s\n\n" % encode({"at": at, "gates": list(looked.values())}).encode()
+            sample = (
+                b"event: gates\ndata: %s\n\n"
+                % encode(
+                    {"sampled_at": at, "changes": self._guard.audit.count, "gates": list(looked.values())}
+                ).encode()
+            )
             for watcher in self._watchers:
                 watcher.offer(sample)
 
     def _names(self) -> Iterable[str]:
         return self._guard.gates
 
-    def _count(self, name: str) -> tuple[int, int, int]:
-        """Counts since the row before: granted, refused, 429s that were reported."""
+    def _count(self, name: str) -> tuple[int, int, int, float]:
+        """Since the row before: granted, refused, 429s that were reported, and the seconds that they waited together."""
         total = counts_of(self._guard, name)
-        before = self._before.get(name, (0, 0, 0))
+        before = self._before.get(name, (0, 0, 0, 0.0))
         self._before[name] = total
-        return total[0] - before[0], total[1] - before[1], total[2] - before[2]
+        return total[0] - before[0], total[1] - before[1], total[2] - before[2], total[3] - before[3]
 
     async def _look(self, closely: bool) -> dict[str, Any]:
         """The event of each gate. One round trip per store, and one more where limits are by a key."""
@@ -200,7 +216,12 @@ class Sampler:
             "name": served.name,
             "mode": policy.waiting,
             "priorities": list(policy.priorities),
-            "paused": None if usage.paused_until is None else {"for": usage.paused_until, "reason": usage.pause_reason},
+            "paused": None
+            if usage.paused_for is None
+            else {
+                "paused_for": usage.paused_for if usage.paused_for < AS_GOOD_AS_NEVER else None,
+                "reason": usage.pause_reason,
+            },
             "waiting": usage.waiting,
             "why": served.why_of(snapshot),
             "holding": max([len(holders), *(int(row.used) for row in slots)]),
@@ -209,8 +230,12 @@ class Sampler:
             "keys": [],
             "waiters": [waiter_row(waiter) for waiter in served.waiters_of(snapshot)],
             "holders": [
-                holder_row(holder, age)
-                | {"expires": max(0.0, holder.expires - age), "permit": permit_name(served, holder.id)}
+                person_row(holder)
+                | {
+                    "held_for": holder.held_for + age,
+                    "expires_in": max(0.0, holder.expires_in - age),
+                    "permit": permit_name(served, holder.id),
+                }
                 for holder in holders[:HOLDERS]
             ],
             "error": None,
@@ -262,7 +287,7 @@ def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -
     """A limit with what is used of it: what it is, and the fields of its usage."""
     name, _, share = row.name.partition("@")
     # More than a century ahead is shown as never.
-    soon = row if row.next_free < 3.2e9 else replace(row, next_free=float("inf"))
+    soon = row if row.free_in < AS_GOOD_AS_NEVER else replace(row, free_in=float("inf"))
     return plain(soon) | traits(limits[name], overrides, row.key) | {"class": share or None}  # type: ignore[no-any-return]
 
 
@@ -275,29 +300,23 @@ def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> N
             event["keys"].append(limit_row(row, limits, overrides))
 
 
-def holder_row(one: Holder | Waiter, age: float = 0.0) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "holder": one.holder,
-        "key": dict(one.key),
-        "since": one.since + age,
-        "priority": one.priority,
-    }
+def person_row(one: Holder | Waiter) -> dict[str, Any]:
+    return {"id": one.id, "holder": one.holder, "key": dict(one.key), "priority": one.priority}
 
 
 def waiter_row(waiter: Waiter) -> dict[str, Any]:
     asked = {"cost": dict(waiter.cost), "state": waiter.state, "limit": waiter.limit, "goes_in": waiter.goes_in}
-    return holder_row(waiter) | asked
+    return person_row(waiter) | {"waiting_for": waiter.waiting_for} | asked
 
 
 def permit_name(served: ServedGate, id: str) -> str:
     return f"{served.name}:{id}"
 
 
-def counts_of(guard: Guard, name: str) -> tuple[int, int, int]:
-    """Granted, refused and reported as rate limited, since the guard began."""
-    found = guard.state.get("tally", {}).get(name, (0, 0, 0))
-    return found[0], found[1], found[2]
+def counts_of(guard: Guard, name: str) -> tuple[int, int, int, float]:
+    """Granted, refused and reported as rate limited since the guard began, and the seconds that they waited together."""
+    found = guard.state.get("tally", {}).get(name, (0, 0, 0, 0.0))
+    return found[0], found[1], found[2], found[3]
 
 
 # --- the route ----------------------------------------------------------------------------------------------------------
@@ -352,4 +371,5 @@ def _hello(guard: Guard, request: Request, sampler: Sampler) -> dict[str, Any]:
         "tokens": guard.tokens is not None,
         "may_change": guard.tokens is None or (bearer is not None and "configure" in bearer.scopes),
         "history": sampler.history(),
+        "minutes": sampler.minutes.rows(guard.gates),
     }

@@ -32,7 +32,7 @@ def permit_id(served: ServedGate, stand: Stand) -> str:
 
 
 def permit_text(served: ServedGate, stand: Stand, grant: Grant, waited: float) -> str:
-    """A grant as JSON. `expires` is the store's time, so clients should go by `lease`."""
+    """A grant as JSON. `expires_at` is the store's time, so clients should go by `lease`."""
     return "{" + permit_members(served, stand, grant, waited)
 
 
@@ -46,11 +46,12 @@ def permit_members(served: ServedGate, stand: Stand, grant: Grant, waited: float
     expires, fence = grant.expires, grant.fence
     if not stand.lease:
         name = served.name
-        return f'"id":"{name}:{stand.id}","gate":"{name}","fence":{fence},"waited":{waited!r},"lease":null,"expires":null}}'
+        end = '"lease":null,"expires_at":null}'
+        return f'"id":"{name}:{stand.id}","gate":"{name}","fence":{fence},"waited":{waited!r},{end}'
     at, lease = (f"{expires / SECOND!r}", f"{stand.lease / SECOND!r}") if expires else ("null", "null")
     return (
         f'"id":"{permit_id(served, stand)}","gate":"{served.name}","fence":{fence},"waited":{waited!r},'
-        f'"lease":{lease},"expires":{at}}}'
+        f'"lease":{lease},"expires_at":{at}}}'
     )
 
 
@@ -180,9 +181,10 @@ def reserve_command(guard: Guard, served: ServedGate, body: dict[str, Any]) -> S
 
 
 def place_of(served: ServedGate, stand: Stand, grant: Grant, limit: str | None) -> dict[str, Any]:
-    """A promised time: `delay` in whole milliseconds, rounded up, so that no client goes too early."""
+    """A promised time: `delay_ms` is rounded up, so that no client goes too early; `delay` is its older name."""
     delay = -(-max(0, grant.at - grant.now) // 1000)
-    return {"id": permit_id(served, stand), "gate": served.name, "delay": delay, "limit": limit if delay else None}
+    limit = limit if delay else None
+    return {"id": permit_id(served, stand), "gate": served.name, "delay": delay, "delay_ms": delay, "limit": limit}
 
 
 async def renew(guard: Guard, request: Request) -> Response | None:
@@ -195,7 +197,7 @@ async def renew(guard: Guard, request: Request) -> Response | None:
 
 def renewal_of(id: str, now: int, expires: int) -> dict[str, Any]:
     """A renewed lease; `now` and `expires` are the store's microseconds."""
-    return {"id": id, "lease": (expires - now) / SECOND, "expires": expires / SECOND}
+    return {"id": id, "lease": (expires - now) / SECOND, "expires_at": expires / SECOND}
 
 
 async def release(guard: Guard, request: Request) -> Response | None:

@@ -58,8 +58,8 @@ async def pause(guard: Guard, request: Request) -> Response:
     shapes.PAUSE.check(body)
     gate = guard.served(request.params["gate"]).gate
     reason = body.get("reason") or "paused by hand"
-    await gate.pause(body["seconds"], reason)
-    _record(guard, request, "pause", gate.name, seconds=body["seconds"], reason=reason)
+    await gate.pause(body.get("seconds"), reason)
+    _record(guard, request, "pause", gate.name, seconds=body.get("seconds"), reason=reason)
     return json_response(_paused(await gate.usage()))
 
 

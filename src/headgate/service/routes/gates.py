@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from calendar import timegm
+from contextlib import suppress
+from time import strptime
 
 from ...http.headers import policy_header, usage_field
 from ...http.problems import Problem
@@ -115,6 +118,22 @@ async def keys(guard: Guard, request: Request) -> Response:
         raise Problem(422, "invalid-input", f"top is a whole number from 1 to 1000, not {top!r:.80}")
     found = [row for limit in limits for row in await served.gate.keys(limit, int(top), query.get("search", ""))]
     return json_response({"gate": served.name, "keys": plain(found)})
+
+
+async def changes(guard: Guard, request: Request) -> Response:
+    query = check_query(request, "gate")
+    gate = query.get("gate")
+    if gate is not None:
+        guard.served(gate)
+    return json_response({"changes": [_change_of(line) for line in guard.audit.latest(gate)]})
+
+
+def _change_of(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the audit log; its time is text there, for people."""
+    facts = {name: value for name, value in line.items() if name != "time"}
+    with suppress(ValueError):
+        facts["changed_at"] = timegm(strptime(str(line["time"]), "%Y-%m-%dT%H:%M:%SZ"))
+    return {"changed_at": None, "by": None, "client": None} | facts
 
 
 async def explain(guard: Guard, request: Request) -> Response:

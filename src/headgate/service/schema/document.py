@@ -95,16 +95,19 @@ ANSWERS: dict[str, Schema] = {
         },
         waited=SECONDS,
         lease=or_null({**SECONDS, "description": "Seconds that the lease lasts; null where nothing is leased."}),
-        expires=or_null({**NUMBER, "description": "When it ends unless renewed, by the store's clock: epoch seconds."}),
+        expires_at=or_null(
+            {**NUMBER, "description": "When it ends unless renewed, by the store's clock: epoch seconds."}
+        ),
     ),
     "Place": _object(
         "A promised time.",
         id=PERMIT_ID,
         gate=TEXT,
-        delay={**WHOLE, "description": "Milliseconds to wait before going."},
+        delay={**WHOLE, "description": "Milliseconds to wait before going: `delay_ms` under its old name."},
+        delay_ms={**WHOLE, "description": "Milliseconds to wait before going."},
         limit=or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
     ),
-    "Renewed": _object("A lease that lives on.", id=PERMIT_ID, lease=SECONDS, expires=NUMBER),
+    "Renewed": _object("A lease that lives on.", id=PERMIT_ID, lease=SECONDS, expires_at=NUMBER),
     "Released": _object(
         "The end.",
         id=PERMIT_ID,
@@ -113,19 +116,19 @@ ANSWERS: dict[str, Schema] = {
     "LimitUsage": _limit_usage(),
     "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=or_null(TEXT), value=NUMBER),
     "Holder": _object(
-        "A live lease. `since` is seconds ago, `expires` seconds from now.",
+        "A live lease. Its times are seconds.",
         id=PERMIT_ID,
         holder=or_null(TEXT),
         key=NAMED,
-        since=SECONDS,
-        expires=SECONDS,
+        held_for=SECONDS,
+        expires_in=SECONDS,
         priority=or_null(TEXT),
     ),
     "Explanation": _object(
         "What would become of an ask.",
         gate=TEXT,
         granted=YES,
-        after=or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
+        goes_in=or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
         limit=or_null(TEXT),
         reason=TEXT,
         why=WHY,
@@ -152,11 +155,11 @@ ANSWERS: dict[str, Schema] = {
     "Gates": _object("Every gate.", gates={"type": "array", "items": _ref("GateUsage")}),
     "Holders": _object("Live leases, the oldest first.", gate=TEXT, holders=_list("Holder")),
     "Waiter": _object(
-        "An ask that stands in line. `since` is seconds ago, `goes_in` seconds from now.",
+        "An ask that stands in line. Its times are seconds.",
         id=TEXT,
         holder=or_null(TEXT),
         key=NAMED,
-        since=SECONDS,
+        waiting_for=SECONDS,
         priority=or_null(TEXT),
         cost={"type": "object", "additionalProperties": NUMBER},
         state={"type": "string", "enum": ["waits", "called", "skipped"]},
@@ -170,10 +173,33 @@ ANSWERS: dict[str, Schema] = {
         replies={"type": "array", "items": {"type": "object", "properties": {"status": WHOLE}, "required": ["status"]}},
     ),
     "Executed": _object(
-        "One reply per command, in its place, and how far each gate has come.",
+        "One reply per command, in its place, and how far each gate has come, in which epoch.",
         v=WHOLE,
         seen={"type": "object", "additionalProperties": WHOLE},
+        epochs={"type": "object", "additionalProperties": TEXT},
         replies={"type": "array", "items": {"type": "array"}},
+    ),
+    "Policies": _object(
+        "Every gate's limits, classes and timings, in the form of `stores/http/wire.py`.",
+        v=WHOLE,
+        policies={"type": "object", "additionalProperties": {"type": "array"}},
+    ),
+    "Changes": _object(
+        "Changes of gates, as the audit log has them: at most 50, the newest first.",
+        changes={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "changed_at": or_null({**NUMBER, "description": "When: epoch seconds."}),
+                    "action": {**TEXT, "description": "What was done, such as `set limit` or `pause`."},
+                    "gate": TEXT,
+                    "by": or_null({**TEXT, "description": "The name of the token; null without tokens."}),
+                    "client": or_null(TEXT),
+                },
+                "required": ["changed_at", "action", "gate", "by", "client"],
+            },
+        },
     ),
     "Problem": {
         "type": "object",
@@ -309,23 +335,52 @@ def _command_schema() -> Schema:
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "code{font-size:.95em}h2{margin-top:2rem;font-size:1.1rem}table{border-collapse:collapse}"
-    "td,th{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0}"
+    "code,pre,textarea{font-family:ui-monospace,monospace;font-size:.92em}h2{margin:0;font-size:1.05rem}"
+    "section{border:1px solid #8886;border-radius:7px;padding:.8rem 1rem;margin:.8rem 0}p{margin:.3rem 0}"
+    "table{border-collapse:collapse;margin:.4rem 0}td{text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0}"
+    "nav{columns:2;margin:1rem 0}nav a{display:block;text-decoration:none}label{display:grid;gap:.15rem;margin:.4rem 0}"
+    "input,textarea,button{font:inherit;padding:.3rem .5rem}textarea{width:100%;box-sizing:border-box}"
+    "summary{cursor:pointer;margin-top:.4rem}"
+    "pre{overflow:auto;max-height:24rem;border-left:3px solid #8888;padding-left:.8rem}"
 )
+
+#: Bodies to begin with, by pattern: what a person would try first.
+_EXAMPLES = {
+    "/v1/gates/{gate}/acquire": '{"holder": "me, trying it", "wait": 0}',
+    "/v1/gates/{gate}/reserve": '{"cost": 1}',
+    "/v1/permits/{id}/release": '{"outcome": "ok"}',
+    "/v1/gates/{gate}/limits/{limit}": '{"value": 100}',
+    "/v1/gates/{gate}/pause": '{"seconds": 60, "reason": "trying it"}',
+}
 
 
 def page() -> tuple[bytes, bytes]:
-    """The reference as one HTML page without scripts, and its content security policy."""
+    """The reference as one HTML page, and its content security policy. Its one script is the guard's own."""
     import base64
     import hashlib
 
     parts = [f"<h1>Headgate guard {escape(__version__)}</h1>"]
     parts.append(
-        '<p>For machines: <a href="/openapi.json">/openapi.json</a>. Errors are problem details (RFC 9457).</p>'
+        '<p>For machines: <a href="/openapi.json">/openapi.json</a>. Errors are problem details (RFC 9457). '
+        "What is tried here is done: a permit is taken, a limit is set.</p>"
+        '<label><span>Token, where this guard has tokens; kept in this tab</span><input id="token" type="password" '
+        'autocomplete="off"></label>'
     )
+    anchors = {route: f"r{number}" for number, route in enumerate(ROUTES)}
+    links = "".join(
+        f'<a href="#{anchors[route]}"><code>{route.method} {escape(route.pattern)}</code></a>' for route in ROUTES
+    )
+    parts.append(f"<nav>{links}</nav>")
     for route in ROUTES:
-        parts.append(f"<h2><code>{route.method} {escape(route.pattern)}</code></h2><p>{_html(route.about)}")
-        parts.append(f" Scope: <code>{route.scope}</code>.</p>" if route.scope else "</p>")
+        traits = [f'id="{anchors[route]}"', f'data-method="{route.method}"', f'data-path="{escape(route.pattern)}"']
+        if route.pattern.startswith("/v1/") and "text/event-stream" not in route.answers.values():
+            traits.append('data-try="1"')
+        if route.query:
+            traits.append(f'data-query="{escape(" ".join(route.query))}"')
+        if route.body is not None:
+            traits.append(f"data-body=\"1\" data-example='{escape(_EXAMPLES.get(route.pattern, '{}'), quote=False)}'")
+        parts.append(f"<section {' '.join(traits)}><h2><code>{route.method} {escape(route.pattern)}</code></h2>")
+        parts.append(f"<p>{_html(route.about)}{f' Scope: <code>{route.scope}</code>.' if route.scope else ''}</p>")
         fields = {**route.query, **(route.body.fields if route.body else {})}
         if fields:
             rows = "".join(
@@ -333,14 +388,16 @@ def page() -> tuple[bytes, bytes]:
                 for name, field in fields.items()
             )
             parts.append(f"<table>{rows}</table>")
+        parts.append("</section>")
     hashed = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Headgate guard: HTTP</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>"
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f'<script src="/dashboard/docs.js" type="module"></script></head><body>{"".join(parts)}</body></html>'
     )
     policy = (
-        f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'sha256-{hashed}'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+        f"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     return text.encode(), policy.encode()
 

@@ -215,10 +215,9 @@ PAUSE = Shape(
     "Pause",
     "For how long, and why.",
     {
-        "seconds": number("No new grants for so long.", 0.001, 86_400 * 365),
+        "seconds": number("No new grants for so long; without it, until the gate is resumed.", 0.001, 86_400 * 365),
         "reason": text("Shown to whoever asks what blocks.", 200, least=0),
     },
-    ("seconds",),
 )
 RESET = Shape("Reset", "Which limit; without one, the whole gate.", {"limit": name("The limit to reset.")})
 GATE = name("The gate.")

@@ -40,10 +40,9 @@ def members(usage: Usage) -> dict[str, Any]:
     """A gate's usage as clients see it. Times are seconds from now; a text that says nothing is null."""
     shown = {}
     for field in fields(usage):
-        name = field.metadata.get("http", field.name)
-        if name is not None:
+        if field.metadata.get("http", True):
             value = getattr(usage, field.name)
-            shown[name] = None if value == "" else plain(value)
+            shown[field.name] = None if value == "" else plain(value)
     return shown
 
 
@@ -51,13 +50,12 @@ def schemas(usage: type[Usage] | type[LimitUsage], /, **given: Schema) -> dict[s
     """The schema of each member; `given` are those of members that are no numbers or texts, or not any."""
     made = {}
     for field in fields(usage):
-        name = field.metadata.get("http", field.name)
-        if name is None:
+        if not field.metadata.get("http", True):
             continue
-        schema = given.get(name) or _TYPES[field.type]
+        schema = given.get(field.name) or _TYPES[field.type]
         if field.metadata.get("seconds"):
             schema = or_null(SECONDS)
         elif field.default == "":
             schema = or_null(TEXT)
-        made[name] = {**schema, "description": field.metadata["about"]}
+        made[field.name] = {**schema, "description": field.metadata["about"]}
     return made

@@ -6,9 +6,11 @@ guard's; where they are the same the guard's decides, else the command is refuse
 
 from __future__ import annotations
 
+import re
 from time import monotonic
+from typing import NamedTuple
 
-from ...errors import ConfigError, HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
+from ...errors import HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
 from ...gate.base import widened
 from ...gate.served import execute_on
 from ...http.headers import JSON
@@ -16,19 +18,19 @@ from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, 
 from ...kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
 from ...kernel.plan import Policy
 from ...stores import open_store
-from ...stores.http.wire import VERSION, TooMany, answer
+from ...stores.http.wire import VERSION, ToldPolicy, TooMany, answer, policies_answer
 from ..schema.shapes import Field, Shape, wrong
 from .read import RequestReader, is_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from ...gate.served import ServedGate
     from ...kernel.commands import Command
     from ...kernel.limits import Limit
-    from ...stores.base import Comparing, Store
+    from ...stores.base import Comparing, Seen, Store
     from ..app import Guard
     from ..caps import Caps
     from ..web import Request, Response
@@ -42,8 +44,21 @@ MOST_COMMANDS = 1024
 #: The most tickets whose wait is timed; that of a process that died stays among them.
 MOST_STANDING = 100_000
 
+#: What `kernel/head.py` calls an epoch.
+EPOCH_PATTERN = "[0-9]{1,16}[.][0-9]{1,16}[.][0-9a-z]{0,32}"
+_EPOCH = re.compile(EPOCH_PATTERN)
+
 #: The most client policies that are cached as equal to the guard's, by their fingerprint.
 KNOWN = 1024
+
+
+class KnownPolicy(NamedTuple):
+    """What a client's policy is to this guard."""
+
+    #: The policy that its commands are decided with.
+    ours: Policy
+    #: What the client is told; None for a gate that the guard's file does not name.
+    told: ToldPolicy | None
 
 
 class StoreServer:
@@ -58,7 +73,7 @@ class StoreServer:
         self.gates = gates
         self._fallback = fallback
         self.caps = caps
-        self._known: dict[str, tuple[Policy, Policy]] = {}
+        self._known: dict[str, KnownPolicy] = {}
         #: Ticket → since when it stands in line (monotonic seconds), where its ask came through this guard.
         self.standing: dict[str, float] = {}
 
@@ -102,13 +117,14 @@ class StoreServer:
                 commands.append(error)
             except (TypeError, ValueError, LookupError, AttributeError) as error:
                 commands.append(InvalidInput(f"a command is not well formed: {type(error).__name__}: {error}"))
-        self._note_seen(body.get("seen"))
+        self._note_seen(body.get("seen") or {}, body.get("epochs") or {})
         replies = await self._decide(commands)
         if on_reply is not None:
             for command, reply in zip(commands, replies, strict=True):
                 if not isinstance(command, HeadgateError):
                     on_reply(command, reply)
-        return answer(replies, self._seen({command.gate for command in commands if not isinstance(command, Exception)}))
+        named = {command.gate for command in commands if not isinstance(command, Exception)}
+        return answer(replies, self._seen(named), reader.told)
 
     async def _decide(self, commands: list[Any]) -> list[Any]:
         replies: list[Any] = list(commands)  # errors stay where they are
@@ -142,36 +158,43 @@ class StoreServer:
                 await self.store_of(stand.gate).aexecute([Cancel(stand.plan.policy, stand.id)])
                 replies[at] = TooMany(f"gate {stand.gate!r}: {most} wait already, and this guard takes no more")
 
-    # --- sequence numbers of gates ----------------------------------------------------------------------------------
+    # --- how far gates have come ------------------------------------------------------------------------------------
 
-    def _note_seen(self, seen: Any) -> None:
-        """Pass on the sequence numbers that a client has seen: a store that is behind one has lost state."""
-        for gate, number in (seen or {}).items():
+    def _note_seen(self, seen: Mapping[str, int], epochs: Mapping[str, str]) -> None:
+        """Pass on what a client has seen: a store that is behind its number, or of another epoch, has lost state."""
+        for gate, number in seen.items():
             try:
                 store = self.store_of(gate)
             except UnknownGate:
                 continue
             if store.capabilities.compares_seen:
                 comparing: Comparing = store  # type: ignore[assignment]
-                comparing.saw(gate, number)
+                comparing.saw(gate, number, epochs.get(gate, ""))
 
-    def _seen(self, gates: set[str]) -> dict[str, int]:
+    def _seen(self, gates: set[str]) -> dict[str, Seen]:
         found = {}
         for gate in gates:
             store = self.store_of(gate)
             if store.capabilities.compares_seen:
                 comparing: Comparing = store  # type: ignore[assignment]
-                found[gate] = comparing.saw(gate, 0)
+                found[gate] = comparing.saw(gate)
         return found
 
     # --- policies ---------------------------------------------------------------------------------------------------
 
-    def policy(self, fingerprint: Any, spec: Any) -> Policy:
-        """The guard's own policy for one that a client names. Raises ConfigError with the difference."""
+    def policy(self, fingerprint: Any, spec: Any, told: dict[str, ToldPolicy]) -> Policy:
+        """The guard's own policy for one that a client names; where it is another, `told` is given it."""
         served = self.gates.get(spec[0])
+        if served is not None and served.policy.fingerprint == fingerprint:
+            return served.policy
         known = self._known.get(fingerprint)
-        if known is not None and (known[1] is known[0] if served is None else known[1] is served.policy):
-            return known[1]
+        if known is None or (served is not None and known.ours is not served.policy):
+            known = self._compare(served, fingerprint, spec)
+        if known.told is not None:
+            told[known.ours.name] = known.told
+        return known.ours
+
+    def _compare(self, served: ServedGate | None, fingerprint: Any, spec: Any) -> KnownPolicy:
         if served is None and self._fallback is None:
             raise self._unknown(str(spec[0]))
         try:
@@ -182,47 +205,58 @@ class StoreServer:
             raise InvalidInput(f"a policy is not well formed: {type(error).__name__}: {error}") from None
         if theirs.fingerprint != fingerprint:
             raise InvalidInput(f"gate {theirs.name!r}: the fingerprint of its policy is another")
-        ours = theirs if served is None else self._same(served, theirs)
+        if served is None:
+            known = KnownPolicy(theirs, None)
+        else:
+            ours = served.policy
+            limits = tuple(widened(theirs.limits, served.store.capabilities.clock_spread_us))
+            misfits, others = differences(ours, theirs, limits, served.refreshed)
+            told = ToldPolicy(ours.fingerprint, ours.spec(), (*misfits, *others), not misfits)
+            known = KnownPolicy(ours, told)
         if len(self._known) >= KNOWN:
             self._known.clear()
-        self._known[fingerprint] = (theirs, ours)
-        return ours
-
-    def _same(self, served: ServedGate, theirs: Policy) -> Policy:
-        ours = served.policy
-        limits = tuple(widened(theirs.limits, served.store.capabilities.clock_spread_us))
-        found = differences(ours, theirs, limits, served.refreshed)
-        if found:
-            raise ConfigError(
-                f"gate {ours.name!r} is another in the guard: {'; '.join(found)}. The guard's file decides: make this "
-                f"process's the same, or leave the limit out of it and change it live"
-            )
-        return ours
+        self._known[fingerprint] = known
+        return known
 
 
-def differences(ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving: frozenset[str]) -> list[str]:
-    """In words, how a client's policy differs from the guard's. The values of `moving` limits may differ."""
-    found = []
+def differences(
+    ours: Policy, theirs: Policy, limits: tuple[Limit, ...], moving: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """In words, how a client's policy differs from the guard's: where asks made with it make no sense, and elsewhere.
+
+    The values of `moving` limits may differ.
+    """
+    misfits: list[str] = []
+    others: list[str] = []
     if ours.waiting != theirs.waiting:
-        found.append(f"it waits by {ours.waiting} there and by {theirs.waiting} here")
+        misfits.append(f"it waits by {ours.waiting} there and by {theirs.waiting} here")
     if ours.priorities != theirs.priorities or list(ours.priorities) != list(theirs.priorities):
-        found.append(f"its priorities are {ours.priorities or 'none'} there and {theirs.priorities or 'none'} here")
+        # An ask names its class by its place among them.
+        alike = list(ours.priorities) == list(theirs.priorities)
+        told = f"its priorities are {ours.priorities or 'none'} there and {theirs.priorities or 'none'} here"
+        (others if alike else misfits).append(told)
     mine, other = {limit.name: limit for limit in ours.limits}, {limit.name: limit for limit in limits}
+    alike = ours.units == theirs.units and ours.keys == theirs.keys and _leased(ours.limits) == _leased(limits)
     for name in mine.keys() - other.keys():
-        found.append(f"it has a limit {name!r} there and not here")
+        (others if alike else misfits).append(f"it has a limit {name!r} there and not here")
     for name in other.keys() - mine.keys():
-        found.append(f"it has a limit {name!r} here and not there")
+        (others if alike else misfits).append(f"it has a limit {name!r} here and not there")
     for name in [name for name in mine if name in other]:
         one, two = mine[name], other[name]
         if one.kind != two.kind:
-            found.append(f"limit {name!r} is a {one.kind} there and a {two.kind} here")
+            misfits.append(f"limit {name!r} is a {one.kind} there and a {two.kind} here")
             continue
         for field, there, here in zip(one.fields, one.spec()[1:], two.spec()[1:], strict=False):
             if there != here and not (name in moving and field in one.moving):
-                found.append(f"limit {name!r} has {field} {one.in_words(field)} there and {two.in_words(field)} here")
+                told = f"limit {name!r} has {field} {one.in_words(field)} there and {two.in_words(field)} here"
+                (misfits if field in ("unit", "by") else others).append(told)
         if not one.fields and one != two:
-            found.append(f"limit {name!r} is {one.spec()[1:]} there and {two.spec()[1:]} here")
-    return found
+            misfits.append(f"limit {name!r} is {one.spec()[1:]} there and {two.spec()[1:]} here")
+    return misfits, others
+
+
+def _leased(limits: Iterable[Limit]) -> bool:
+    return any(limit.leased for limit in limits)
 
 
 # --- the route ------------------------------------------------------------------------------------------------------
@@ -259,6 +293,13 @@ def _numbers(name: str, value: Any) -> None:
         raise wrong(name, "an object of gates and whole numbers", value)
 
 
+def _epochs(name: str, value: Any) -> None:
+    if value.__class__ is not dict or not all(
+        epoch.__class__ is str and _EPOCH.fullmatch(epoch) for epoch in value.values()
+    ):
+        raise wrong(name, "an object of gates and epochs, as this guard has told them", value)
+
+
 EXECUTE = Shape(
     "Execute",
     "What the `http://` store of a process sends: commands in the form of `stores/http/wire.py`. For people: `/v1/batch`.",
@@ -270,6 +311,12 @@ EXECUTE = Shape(
             "How far each gate had come, as the process was told.",
             type="object",
             additionalProperties={"type": "integer", "minimum": 0, "maximum": NEVER},
+        ),
+        "epochs": Field(
+            _epochs,
+            "In which epoch that was, as the process was told.",
+            type="object",
+            additionalProperties={"type": "string", "pattern": f"^{EPOCH_PATTERN}$"},
         ),
         "commands": Field(
             _commands,
@@ -301,6 +348,12 @@ async def execute(guard: Guard, request: Request) -> Response:
 
     server = store_server_of(guard)
     return 200, JSON, await server.execute(body, allows, on_reply)
+
+
+async def policies(guard: Guard, request: Request) -> Response:
+    """`GET /v1/policies`."""
+    served = {name: guard.served(name).policy for name in guard.gates}
+    return 200, JSON, policies_answer(served)
 
 
 def _count(guard: Guard, standing: dict[str, float], command: Command, reply: Any) -> None:

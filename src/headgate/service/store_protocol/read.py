@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ...errors import HeadgateError, InvalidInput
+from ...errors import HeadgateError, InvalidInput, PolicyChanged
 from ...gate.base import checked_holder
 from ...gate.inspection import checked_search
 from ...http.problems import Problem
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ...gate.served import ServedGate
     from ...kernel.commands import Command
     from ...kernel.plan import Plan, Policy
+    from ...stores.http.wire import ToldPolicy
     from .execute import StoreServer
 
 #: What ids are made of: a key's alphabet, and the commas of an id that names its keys.
@@ -53,6 +54,8 @@ class RequestReader:
         self._server = server
         self._rows = policies if isinstance(policies, list) else []
         self._policies: dict[int, Policy | HeadgateError] = {}
+        #: Gate → the guard's policy, where the request names another.
+        self.told: dict[str, ToldPolicy] = {}
         self._allows = allows
 
     def command(self, row: Any) -> Command:
@@ -72,7 +75,8 @@ class RequestReader:
         found = self._policies.get(number)
         if found is None:
             try:
-                found = self._server.policy(*self._rows[number])
+                fingerprint, spec, *_ = self._rows[number]
+                found = self._server.policy(fingerprint, spec, self.told)
             except HeadgateError as error:
                 found = error
             self._policies[number] = found
@@ -80,16 +84,30 @@ class RequestReader:
             raise found
         return found
 
+    def fitting(self, number: Any) -> Policy:
+        """The same, for a command whose costs, class and key were made with the client's policy.
+
+        Raises PolicyChanged with the difference where they make no sense with the guard's.
+        """
+        policy = self.policy(number)
+        told = self.told.get(policy.name)
+        if told is not None and not told.fits:
+            raise PolicyChanged(
+                f"gate {policy.name!r} is another in the guard: {'; '.join(told.differences)}. The guard's file decides: "
+                f"make this process's the same, or leave the limits out of it"
+            )
+        return policy
+
     def ask(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
         """The plan of an ask, checked as any ask is."""
-        policy = self.policy(number)
+        policy = self.fitting(number)
         if costs.__class__ is not dict or key.__class__ is not dict:
             raise InvalidInput("costs and key are objects")
         return policy.plan(costs, key or None, self._class(policy, rank))
 
     def held(self, number: Any, rank: Any, costs: Any, key: Any) -> Plan:
         """The plan of a held permit, whose settled cost may be 0."""
-        policy = self.policy(number)
+        policy = self.fitting(number)
         self._class(policy, rank)
         amounts = {unit: amount for unit, amount in costs.items() if amount != 0 or isinstance(amount, bool)}
         policy.checked_costs({**dict.fromkeys(policy.units, 1), **amounts})

@@ -179,6 +179,7 @@ class DynamoRecords(ByKind):
         self.gate = gate
         self.head = Head()
         self.seen = 0
+        self.told = ""
         self.wakes: list[Wake] = []
         # No reference cycles, so that records are freed at once when they are done with. Left to the garbage collector they
         # would have it walk all of the driver's objects again and again, for a tenth of a second each time.
@@ -262,6 +263,8 @@ class DynamoRecords(ByKind):
             last = max(last, _latest(self.space("permits")))
         for value in self.inline.keys() & self.values.keys():
             last = max(last, self._until(self.values[value].states, self.values[value].spaces["leases"]))
+        # A space like the others, which earlier versions hand on though they have no epochs.
+        spaces["epoch"] = {"": [0, 0, [["", self.head.stored_epoch(), None]]]}
         state = dumps([self.head.stored(), self.resets, self.configured, sorted(self.held), self.inline, spaces])
         forever = self.head.overrides > 0
         return state, None if forever else (min(last, now + AT_MOST) + KEEP_GATE) // SECOND, others
@@ -348,7 +351,8 @@ def gate_records(gate: str, state: bytes | None) -> DynamoRecords:
         return records
     try:
         head, records.resets, records.configured, held, inline, spaces = loads(state)
-        records.head = Head(*head)
+        known = spaces.pop("epoch", None)
+        records.head = Head(*head, *(known[""][2][0][1] if known else ()))
         records.held = set(held)
         records.inline = {value: InlineValue(*entry) for value, entry in inline.items()}
         for kind, named in spaces.items():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...kernel.commands import Command
-    from ..base import Listener
+    from ..base import Listener, Seen
     from .records import DynamoRecords
 
 #: Seconds in which an answer must come. DynamoDB's own take some milliseconds.
@@ -78,7 +78,9 @@ class DynamoStore:
         self.on_loss: Callable[[str], None] = ignore_loss
         self.table = DynamoTable(table, region=region, endpoint=endpoint, key=key, ttl=ttl, timeout=timeout)
         self.spread_us = 0 if clock is not None else round(spread * SECOND)
-        self.capabilities = Capabilities(remote=True, creates=True, claim_us=CLAIM_US, clock_spread_us=self.spread_us)
+        self.capabilities = Capabilities(
+            remote=True, compares_seen=True, creates=True, claim_us=CLAIM_US, clock_spread_us=self.spread_us
+        )
         #: Whether items are given a time to live: not under the clock of a test, by which DynamoDB would delete them.
         self.expires = clock is None
         self._clock = clock
@@ -249,6 +251,10 @@ class DynamoStore:
 
     def lost(self, gate: str) -> None:
         self.on_loss(gate)
+
+    def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+        """Another process was told this of the gate: a table that says otherwise has lost state."""
+        return self._writer(gate).saw(number, epoch)
 
     def listen(self, ticket: str, listener: Listener) -> None:
         self._listeners.add(ticket, listener)

@@ -16,7 +16,10 @@ from itertools import count
 from ...aws import ResultUnknown, Throttled, Unreachable
 from ...errors import Denied, HeadgateError, StoreUnavailable
 from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
+from ...kernel.commands.base import compare
+from ...kernel.head import is_another, is_epoch
 from ...kernel.model import SECOND, Wait
+from ..base import Seen
 from .backoff import CHANCE, Backoff, Contended
 from .batch import BatchResult, GateSnapshot, no_slot_left, values_of
 from .heartbeat import is_enough, is_heartbeat, send_heartbeat, take_in
@@ -76,13 +79,22 @@ class GateWriter:
         self._uncontended = 0
         #: Whether a heartbeat is one UpdateItem; not where that is forbidden.
         self._may_update = True
-        #: The highest sequence number that this process was told, and when (epoch seconds) the item may have expired.
+        #: The highest sequence number and the epoch that this process was told (before that, its session), the epoch before
+        #: which it reported state to be lost, and when (in Unix seconds) the item may have expired.
         self.seen = 0
+        self.told = store.session
+        self._reported = ""
         self._expires_at_s: int | None = None
         #: Until when (in the store's time) the line takes this process to live.
         self.lives_until = 0
         #: The tickets of this process that wait, in order of arrival.
         self.waiting: dict[str, None] = {}
+
+    def saw(self, number: int, epoch: str) -> Seen:
+        """Note what another process was told of the gate: it is compared before the next batch runs."""
+        self.seen = max(self.seen, number)
+        self.told = epoch or self.told
+        return Seen(self.seen, self.told if is_epoch(self.told) else "")
 
     # --- the queue ----------------------------------------------------------------------------------------------
 
@@ -261,12 +273,13 @@ class GateWriter:
         now = self._store.time(records, writes)
         heeded = records.head.heeded()
         if self._expires_at_s is not None and snapshot.token is None and now > self._expires_at_s * SECOND:
-            self.seen = 0  # the gate was not used for so long that its item expired
-        if records.head.seq < self.seen:
-            self._store.lost(self._gate)
+            # The gate was not used for so long that its item expired.
+            self.seen, self.told = 0, self._store.session
+        if compare(records, self.seen, self.told):
+            self._report_loss(records.head.epoch)
         wanted: set[str] = set().union(*(values_of(pending.command) for pending in batch))
         while True:
-            records.seen = self.seen
+            compare(records, self.seen, self.told)
             result = BatchResult(records, [*batch])
             try:
                 if missing := wanted - records.values.keys() - records.inline.keys():
@@ -291,6 +304,14 @@ class GateWriter:
                 at_fault.fail(error)
                 batch.remove(at_fault)
                 return None
+
+    def _report_loss(self, epoch: str) -> None:
+        """Tell the gate, once for each epoch: until this process has written, its next batch finds the same."""
+        another = is_another(epoch, self.told)
+        if not another or epoch != self._reported:
+            self._store.lost(self._gate)
+        if another:
+            self._reported = epoch
 
     def _fetch(self, snapshot: GateSnapshot, values: list[str]) -> None:
         found = self._table.get_many([item_name(self._gate, value) for value in values])
@@ -379,6 +400,8 @@ class GateWriter:
         if written is None:
             self._uncontended = 0
         self.seen = max(self.seen, result.records.head.seq)
+        if self.told == result.records.told:  # else another process's was noted meanwhile, and is to be compared first
+            self.told = result.records.head.epoch or self.told
         self._expires_at_s = result.ttl
         self._answer(result)
 

@@ -10,10 +10,13 @@ from .wire import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ...kernel.commands import Command
+    from ..base import Seen
     from .client import GuardEndpoint, Response
+    from .wire import ToldPolicy
 
 #: Seconds before another attempt at a guard that is starting.
 PAUSE = 0.01
@@ -25,13 +28,41 @@ _REMEDIES = {
 }
 
 
+class KnownGates:
+    """How far the guard's gates had come, as this process was told; `lost` is called with one that has lost its state."""
+
+    def __init__(self, lost: Callable[[str], None]) -> None:
+        self._lost = lost
+        #: Gate → its sequence number in the last reply that this process got, and its epoch.
+        self.seen: dict[str, int] = {}
+        self.epochs: dict[str, str] = {}
+
+    def note(self, seen: dict[str, Seen]) -> None:
+        """Take note of what an answer says besides its replies. The guard has compared what was sent with its store."""
+        for gate, (seq, epoch) in seen.items():
+            if seq > self.seen.get(gate, 0):
+                self.seen[gate] = seq
+            known = self.epochs.get(gate)
+            if epoch and known != epoch:
+                self.epochs[gate] = epoch
+                if known is not None:
+                    self._lost(gate)
+
+
 class GuardRequest:
     """Jobs that are sent together, in one HTTP request."""
 
-    def __init__(self, endpoint: GuardEndpoint, seen: dict[str, int], jobs: list[Any]) -> None:
+    def __init__(
+        self,
+        endpoint: GuardEndpoint,
+        known: KnownGates,
+        jobs: list[Any],
+        on_policy: Callable[[str, ToldPolicy], None],
+    ) -> None:
         self._endpoint = endpoint
-        #: Gate → its sequence number in the last reply that this process got.
-        self._seen = seen
+        #: Told of a gate's policy, where the guard has another than commands were made with; before their replies are.
+        self._on_policy = on_policy
+        self._known = known
         self.jobs = jobs
         self._commands: list[Command] = []
         self._attempts = 0
@@ -43,19 +74,18 @@ class GuardRequest:
         for job in self.jobs:
             job.sent = True
         self._commands = [command for job in self.jobs for command in job.commands]
-        return self._endpoint.post("/v1/execute", encode(self._commands, self._seen))
+        return self._endpoint.post("/v1/execute", encode(self._commands, self._known.seen, self._known.epochs))
 
     def hand_out(self, response: Response) -> bool:
         """Give each job its replies. Returns whether the connection may be used again. Raises ErrorResponse."""
         try:
-            replies, seen = decode(response.checked(), self._commands)
+            replies, seen, policies = decode(response.checked(), self._commands)
         except StoreFormatError as error:
             fail_all(self.jobs, StoreFormatError(f"{self._endpoint.shown}: {error}"))
             return False
-        known = self._seen
-        for gate, seq in seen.items():
-            if seq > known.get(gate, 0):
-                known[gate] = seq
+        for gate, told in policies.items():
+            self._on_policy(gate, told)
+        self._known.note(seen)
         if self._answer_lost:
             # "It had already ended" may be the work of the first attempt.
             replies = [Ended(at=reply.at) if reply.__class__ is Ended and reply.lost else reply for reply in replies]

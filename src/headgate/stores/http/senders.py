@@ -14,8 +14,12 @@ from .requests import GuardRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..remote.jobs import LoopJob, ThreadJob
     from .client import AsyncHttpConnection, GuardEndpoint, HttpConnection
+    from .requests import KnownGates
+    from .wire import ToldPolicy
 
 #: Idle connections that are kept for threads.
 KEPT = 8
@@ -24,15 +28,18 @@ KEPT = 8
 class GuardThreadSender:
     """The requests of a process's threads, and their connections."""
 
-    def __init__(self, endpoint: GuardEndpoint, seen: dict[str, int]) -> None:
+    def __init__(
+        self, endpoint: GuardEndpoint, known: KnownGates, on_policy: Callable[[str, ToldPolicy], None]
+    ) -> None:
         self._endpoint = endpoint
-        self._seen = seen
+        self._known = known
+        self._on_policy = on_policy
         self.coalescer = ThreadCoalescer(self._run)
         self._idle: list[HttpConnection] = []
 
     def _run(self, jobs: list[ThreadJob]) -> None:
         """Send jobs until they are answered, or their time is over."""
-        request = GuardRequest(self._endpoint, self._seen, jobs)
+        request = GuardRequest(self._endpoint, self._known, jobs, self._on_policy)
         end = monotonic() + self._endpoint.timeout
         while request.jobs:
             connection: HttpConnection | None = None
@@ -53,6 +60,28 @@ class GuardThreadSender:
                     connection.close()
             if pause:
                 sleep(pause)
+
+    def get(self, path: str) -> bytes:
+        """The body of what the guard answers to a GET. Raises StoreUnavailable."""
+        request = GuardRequest(self._endpoint, self._known, [], self._on_policy)
+        end = monotonic() + self._endpoint.timeout
+        while True:
+            connection: HttpConnection | None = None
+            try:
+                connection = self._connect(end)
+                response = connection.roundtrip(self._endpoint.get(path, "application/json"), end)
+                body = response.checked()
+                if response.keeps:
+                    self._keep(connection)
+                    connection = None
+                return body
+            except (ErrorResponse, ConnectionLost, AnswerTimeout) as error:
+                # A connection that the guard has dropped meanwhile is worth another; to look twice does no harm.
+                if not (isinstance(error, ConnectionLost) and error.connected and monotonic() < end):
+                    raise request.unavailable(error) from error
+            finally:
+                if connection is not None:
+                    connection.close()
 
     def _connect(self, end: float) -> HttpConnection:
         """An idle connection, or a new one."""
@@ -80,9 +109,16 @@ class GuardThreadSender:
 class GuardLoopSender:
     """The requests of one event loop, and its connections."""
 
-    def __init__(self, endpoint: GuardEndpoint, seen: dict[str, int], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        endpoint: GuardEndpoint,
+        known: KnownGates,
+        on_policy: Callable[[str, ToldPolicy], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._endpoint = endpoint
-        self._seen = seen
+        self._known = known
+        self._on_policy = on_policy
         self._loop = loop
         self.coalescer = LoopCoalescer(loop, self._run)
         self._idle: list[AsyncHttpConnection] = []
@@ -93,7 +129,7 @@ class GuardLoopSender:
         """Send jobs until they are answered, or their time is over."""
         task = asyncio.current_task()
         assert task is not None
-        request = GuardRequest(self._endpoint, self._seen, jobs)
+        request = GuardRequest(self._endpoint, self._known, jobs, self._on_policy)
         deadline = Deadline(self._loop, task.cancel, self._endpoint.timeout)
         try:
             await self._attempt(request, self._loop.time() + self._endpoint.timeout)

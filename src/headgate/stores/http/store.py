@@ -9,10 +9,12 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...errors import StoreFormatError
 from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
 from ..remote.jobs import AbandonedJobs, ThreadJob
 from .client import GuardEndpoint
+from .requests import KnownGates
 from .senders import GuardLoopSender, GuardThreadSender
 from .wake import GuardSubscriber
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
+    from ...kernel.plan import Policy
     from ..base import Listener
+    from .wire import ToldPolicy
 
 #: Connections that a forked child inherited belong to its parent: they are kept here so that they are never closed.
 _inherited: list[Any] = []
@@ -31,7 +35,8 @@ _inherited: list[Any] = []
 class HttpStore:
     """State in a guard, asked over HTTP. Commands that arrive during a round trip are batched into the next one.
 
-    Time is the guard's, and so are the limits: what differs from the guard's own file is refused with the difference.
+    Time is the guard's, and so are the limits: a gate without limits takes them from there, and where those that it was
+    given differ, the guard's count.
     A guard that does not answer within 200 ms (`?timeout=` in the URL) is unavailable. The token is the URL's, else
     `$HEADGATE_TOKEN`. After `close` the next command connects again.
     """
@@ -42,10 +47,11 @@ class HttpStore:
         self.url = url
         self.on_loss: Callable[[str], None] = ignore_loss
         # A guard makes a limit again from the name of its kind, so that has to be one.
-        self.capabilities = Capabilities(remote=True, kinds=frozenset(KINDS))
+        self.capabilities = Capabilities(remote=True, kinds=frozenset(KINDS), has_policies=True, examines=True)
         self._endpoint = GuardEndpoint(url, token or os.environ.get("HEADGATE_TOKEN"))
-        #: Gate → its sequence number in the last reply that this process got.
-        self._seen: dict[str, int] = {}
+        self._known = KnownGates(lambda gate: self.on_loss(gate))
+        #: Gate → what its gate objects here do with a policy that the guard tells of.
+        self._followers: dict[str, list[weakref.WeakMethod[Any]]] = {}
         self._begin()
         at_fork.add(self)
         _stores.add(self)
@@ -53,7 +59,7 @@ class HttpStore:
     def _begin(self) -> None:
         """Make what each process has of its own."""
         self.session = new_session()
-        self._threads = GuardThreadSender(self._endpoint, self._seen)
+        self._threads = GuardThreadSender(self._endpoint, self._known, self._told)
         self._loops: dict[Any, GuardLoopSender] = {}
         self._subscriber = GuardSubscriber(self._endpoint, self.session)
         self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
@@ -96,8 +102,36 @@ class HttpStore:
         if loop is None:
             for ended in [known for known in list(self._loops) if known.is_closed()]:
                 self._loops.pop(ended, None)
-            loop = self._loops[running] = GuardLoopSender(self._endpoint, self._seen, running)
+            loop = self._loops[running] = GuardLoopSender(self._endpoint, self._known, self._told, running)
         return loop
+
+    # --- policies ---------------------------------------------------------------------------------------------------
+
+    def policies(self) -> dict[str, Policy]:
+        """The policies of the guard's gates by name. Blocks for one round trip. Raises StoreUnavailable."""
+        from .wire import read_policies
+
+        try:
+            return read_policies(self._threads.get("/v1/policies"))
+        except StoreFormatError as error:
+            raise StoreFormatError(f"{self._endpoint.shown}: {error}") from None
+
+    def follow(self, gate: str, adopt: Callable[[Policy, Sequence[str], bool], None]) -> None:
+        followers = [known for known in self._followers.get(gate, ()) if known() is not None]
+        self._followers[gate] = [*followers, weakref.WeakMethod(adopt)]
+
+    def _told(self, gate: str, told: ToldPolicy) -> None:
+        """The guard has another policy for a gate than one of its gate objects here asked with."""
+        policy = None
+        for follower in self._followers.get(gate, ()):
+            if (adopt := follower()) is not None:
+                policy = policy or told.policy()
+                adopt(policy, told.differences, told.fits)
+
+    def examine(self) -> list[tuple[str, str, str]]:
+        """What `headgate doctor` tells of the guard: level, detail, remedy."""
+        found = self.policies()
+        return [("ok", f"the guard has {', '.join(found) or 'no gates'}; its limits count", "")]
 
     # --- waking -----------------------------------------------------------------------------------------------------
 

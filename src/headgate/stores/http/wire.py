@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from json import JSONEncoder, loads
+from typing import NamedTuple
 
 from ...errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from ...errors import (
     IdConflict,
     InvalidInput,
     KindChanged,
+    PolicyChanged,
     StoreFormatError,
     StoreUnavailable,
 )
@@ -37,6 +39,8 @@ from ...kernel.model import (
     names_of,
     plain,
 )
+from ...kernel.plan import Policy
+from ..base import Seen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Command
-    from ...kernel.plan import Plan, Policy
+    from ...kernel.plan import Plan
 
 #: The version of this form. A guard that does not know it says so, and nothing is decided.
 VERSION = 1
@@ -65,6 +69,7 @@ class TooMany(HeadgateError):
 ERRORS: dict[str, type[HeadgateError]] = {
     "invalid": InvalidInput,
     "config": ConfigError,
+    "policy": PolicyChanged,
     "id": IdConflict,
     "format": StoreFormatError,
     "unavailable": StoreUnavailable,
@@ -123,13 +128,17 @@ _WRITERS: dict[type[Command], Callable[[Any, Policies], tuple[Any, ...]]] = {
 }
 
 
-def encode(commands: Sequence[Command], seen: Mapping[str, int]) -> bytes:
-    """A request. `seen` is how far each gate had come, as this process was told."""
+def encode(commands: Sequence[Command], seen: Mapping[str, int], epochs: Mapping[str, str] | None = None) -> bytes:
+    """A request. `seen` is how far each gate had come, and `epochs` in which epoch, as this process was told."""
     policies = Policies()
     rows = _encode([_WRITERS[type(command)](command, policies) for command in commands])
-    known = _encode({gate: seen[gate] for gate in {command.gate for command in commands} if gate in seen})
+    gates = {command.gate for command in commands}
+    known = _encode({gate: seen[gate] for gate in gates if gate in seen})
+    # A guard that tells no epochs is older, and would refuse them.
+    told = {gate: epochs[gate] for gate in gates if gate in epochs} if epochs else None
+    also = f'"epochs":{_encode(told)},' if told else ""
     named = ",".join(policies.rows)
-    return f'{{"v":{VERSION},"policies":[{named}],"seen":{known},"commands":{rows}}}'.encode()
+    return f'{{"v":{VERSION},"policies":[{named}],"seen":{known},{also}"commands":{rows}}}'.encode()
 
 
 # --- answering ------------------------------------------------------------------------------------------------------
@@ -190,10 +199,36 @@ def row(reply: Any) -> Any:
     return _error_row(reply)
 
 
-def answer(replies: Sequence[Any], seen: Mapping[str, int]) -> bytes:
-    """The answer to a request."""
+class ToldPolicy(NamedTuple):
+    """A gate's policy as its guard has it, told to a process that asked with another."""
+
+    fingerprint: str
+    spec: Any
+    #: How the two differ, in words. Empty where they differ by no more than the store of the guard brings along.
+    differences: Sequence[str]
+    #: The guard can decide asks that were made with the other one. Where it cannot, it has refused them.
+    fits: bool
+
+    def policy(self) -> Policy:
+        """The guard's policy. Raises InvalidInput for a kind of limit that this process does not have."""
+        return Policy.from_spec(self.spec)
+
+
+def answer(replies: Sequence[Any], seen: Mapping[str, Seen], policies: Mapping[str, ToldPolicy] | None = None) -> bytes:
+    """The answer to a request; `policies` are those of the gates that were asked with another."""
+    numbers = {gate: known.number for gate, known in seen.items()}
+    epochs = {gate: known.epoch for gate, known in seen.items() if known.epoch}
     rows = [row(reply) for reply in replies]
-    return _encode({"v": VERSION, "seen": seen, "replies": rows}).encode()
+    told: dict[str, Any] = {"v": VERSION, "seen": numbers, "epochs": epochs, "replies": rows}
+    if policies:
+        told["policies"] = policies
+    return _encode(told).encode()
+
+
+def policies_answer(policies: Mapping[str, Policy]) -> bytes:
+    """The answer to `GET /v1/policies`."""
+    rows = {name: (policy.fingerprint, policy.spec()) for name, policy in policies.items()}
+    return _encode({"v": VERSION, "policies": rows}).encode()
 
 
 # --- and what the client makes of it --------------------------------------------------------------------------------
@@ -221,7 +256,7 @@ def _pulse(raw: Any) -> Pulse:
 
 def _usage(raw: Any) -> LimitUsage:
     usage = LimitUsage(*raw[: len(names_of(LimitUsage))])  # a guard of a later version may tell more
-    return replace(usage, next_free=float("inf")) if usage.next_free is None else usage
+    return replace(usage, free_in=float("inf")) if usage.free_in is None else usage
 
 
 def _rows(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
@@ -274,8 +309,24 @@ def _grant(command: Any, raw: Any) -> Grant:
     return Grant(at, expires, fence, worth, 0)
 
 
-def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[str, int]]:
-    """The replies of an answer, and how far each gate has come. Raises StoreFormatError where it is none."""
+def read_policies(body: bytes) -> dict[str, Policy]:
+    """The policies of a guard's gates by name. Raises StoreFormatError where it is no answer that tells them."""
+    try:
+        told = loads(body)
+        if told["v"] != VERSION:
+            raise ValueError(f"it is of version {told['v']}")
+        return {name: Policy.from_spec(spec) for name, (_, spec) in told["policies"].items()}
+    except InvalidInput as error:
+        raise StoreFormatError(f"the guard has a gate that this process cannot have: {error}") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None
+
+
+def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[str, Seen], dict[str, ToldPolicy]]:
+    """The replies of an answer, how far each gate has come, and the policies of gates that were asked with another.
+
+    Raises StoreFormatError where it is none.
+    """
     try:
         told = loads(body)
         rows = told["replies"]
@@ -285,6 +336,8 @@ def decode(body: bytes, commands: Sequence[Command]) -> tuple[list[Any], dict[st
             _grant(command, raw) if raw[0].__class__ is int else read_reply(raw)
             for command, raw in zip(commands, rows, strict=True)
         ]
-        return replies, told["seen"]
+        policies = {gate: ToldPolicy(*row[:4]) for gate, row in told.get("policies", {}).items()}
+        epochs = told.get("epochs", {})
+        return replies, {gate: Seen(number, epochs.get(gate, "")) for gate, number in told["seen"].items()}, policies
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreFormatError(f"what answers is no guard, or one of another version of Headgate: {error!r}") from None

@@ -14,7 +14,7 @@ from ..remote.jobs import AnswerTimeout, ConnectionLost, OutcomeUnknown, fail_al
 from .client import slot_of
 from .errors import ErrorReply
 from .script import digest, function, tag, text
-from .wire import NeedCalendar, decode, encode
+from .wire import NOTICED_BEFORE, NeedCalendar, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .client import Address, RedisEndpoint
     from .wire import Decoded
 
-    #: The gate of an ask, and the bytes of its request before and after the gate's sequence number.
+    #: The gate of an ask, and the bytes of its request before and after the gate's sequence number and epoch.
     EncodedAsk = tuple[str, bytes, bytes]
 
 #: Seconds before another attempt while a server loads its data, or a cluster moves a slot.
@@ -90,8 +90,13 @@ class RedisRequests:
     def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, lost: Callable[[str], None]) -> None:
         self.endpoint = endpoint
         self.lost = lost
-        #: Gate → its sequence number in the last reply that this process got.
+        #: The store's: it stands for the epoch of a gate of which none is known.
+        self.session = ""
+        #: Gate → its sequence number in the last reply that this process got, and its epoch.
         self.seen: dict[str, int] = {}
+        self.told: dict[str, str] = {}
+        #: Gate → the epoch before which its state was lost, as this process has already reported.
+        self._reported: dict[str, str] = {}
         #: The time that is sent along; None: the server's own.
         self.clock = clock
         #: The script is kept on the server as a function (Redis 7, Valkey), until one does not know or allow that.
@@ -124,7 +129,8 @@ class RedisRequests:
     ) -> list[Any]:
         clock = self.clock
         now = 0 if clock is None else clock()
-        arguments = encode(gate, commands, seen=self.seen.get(gate, 0), now=now, calendars=calendars, first=never_sent)
+        seen, told = self.seen.get(gate, 0), self.told.get(gate, self.session)
+        arguments = encode(gate, commands, seen=seen, told=told, now=now, calendars=calendars, first=never_sent)
         if self.functions:
             return ["FCALL", function(), 1, tag(gate), *arguments]
         if sends_script:
@@ -132,18 +138,18 @@ class RedisRequests:
         return ["EVALSHA", digest(), 1, tag(gate), *arguments]
 
     def encode_ask(self, ask: Command) -> EncodedAsk | None:
-        """An ask that was sent and will be again, encoded but for the gate's sequence number at that moment. None where
-        requests carry the time.
+        """An ask that was sent and will be again, encoded but for the gate's sequence number and epoch at that moment. None
+        where requests carry the time.
         """
         if self.clock is not None:
             return None
         words = self.words(ask.gate, (ask,), never_sent=False)
-        return ask.gate, b"*%d\r\n%b" % (len(words), _bulk_strings(words[:5])), _bulk_strings(words[6:])
+        return ask.gate, b"*%d\r\n%b" % (len(words), _bulk_strings(words[:5])), _bulk_strings(words[7:])
 
     def complete(self, ask: EncodedAsk) -> bytes:
         """The bytes of an encoded ask, as it is sent now."""
         gate, before, after = ask
-        return before + _bulk_strings((self.seen.get(gate, 0),)) + after
+        return before + _bulk_strings((self.seen.get(gate, 0), self.told.get(gate, self.session))) + after
 
     def hand_out(self, request: RedisRequest, raw: Any) -> bool:
         """Give each job its replies. Returns False when the request must go again, since the server needs to know more."""
@@ -174,11 +180,19 @@ class RedisRequests:
         return True
 
     def answered(self, gate: str, answer: Decoded) -> Decoded:
-        """Take note of what every answer says besides its replies: the sequence number, and whether state was lost."""
+        """Take note of what every answer says besides its replies: the sequence number, the epoch where it is not the one
+        that was sent, and whether state was lost.
+        """
         if answer.seq > self.seen.get(gate, 0):
             self.seen[gate] = answer.seq
+        if answer.epoch:
+            self.told[gate] = answer.epoch
         if answer.lost:
-            self.lost(gate)
+            # Clients of a guard come with an old epoch one after the other, for a loss that was reported.
+            if answer.lost != NOTICED_BEFORE or self._reported.get(gate) != answer.epoch:
+                self.lost(gate)
+            if answer.epoch:
+                self._reported[gate] = answer.epoch
         return answer
 
     def library_loaded(self, request: RedisRequest, error: ErrorReply | None) -> None:
@@ -273,7 +287,7 @@ class RedisRequests:
         if kind == "moved" and error.address is not None:
             self.slots = {**self.slots, self.slot(request.gate): error.address}
             return 0.0 if request.attempts < 5 else PAUSE
-        if kind in ("moving", "ask", "loading", "readonly"):
+        if kind in ("moving", "ask", "loading", "readonly", "busy"):
             if kind in ("moving", "readonly"):
                 self._forget_slots()
             return PAUSE
@@ -342,6 +356,7 @@ REMEDIES = {
     "permission": "; its user needs the commands of the page on Redis in production",
     "oom": "; it has no memory left: raise its maxmemory",
     "loading": "; it is still reading its data",
+    "busy": "; a script of another client has kept it for seconds: end that one with SCRIPT KILL if it hangs",
     "readonly": "; it is a replica: the URL should lead to the master",
     "moving": "; the cluster is moving or missing the slot of this gate",
     "ask": "; the cluster is moving the slot of this gate",

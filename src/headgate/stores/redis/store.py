@@ -11,7 +11,7 @@ from contextlib import suppress
 from ...errors import HeadgateError
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
-from ..base import Capabilities, at_fork, ignore_loss, new_session
+from ..base import Capabilities, Seen, at_fork, ignore_loss, new_session
 from ..remote.jobs import AbandonedJobs, ThreadJob
 from .aio import RedisLoopSender
 from .client import RedisEndpoint
@@ -65,7 +65,7 @@ class RedisStore:
 
     def _begin(self) -> None:
         """Make what each process has of its own."""
-        self.session = new_session()
+        self._requests.session = self.session = new_session()
         self._threads = RedisThreadSender(self._requests)
         self._coalescers: dict[str, GateThreadCoalescer] = {}
         self._loops: dict[Any, RedisLoopSender] = {}
@@ -172,12 +172,15 @@ class RedisStore:
         mine = [requests.slots.get(requests.slot(gate)) for gate in list(requests.seen)]
         return list(dict.fromkeys([*(address for address in mine if address is not None), *requests.masters()]))
 
-    def saw(self, gate: str, number: int) -> int:
-        """Another process was told this sequence number: a server that is behind it has lost state."""
-        known = self._requests.seen.get(gate, 0)
+    def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+        """Another process was told this of the gate: a server that is behind it, or of another epoch, has lost state."""
+        requests = self._requests
+        known = requests.seen.get(gate, 0)
         if number > known:
-            self._requests.seen[gate] = known = number
-        return known
+            requests.seen[gate] = known = number
+        if epoch:
+            requests.told[gate] = epoch
+        return Seen(known, requests.told.get(gate, ""))
 
     def examine(self) -> list[tuple[str, str, str]]:
         """For `headgate doctor`: ok, note or wrong; what was found; what would mend it. Of each master of a cluster."""

@@ -40,16 +40,22 @@ if TYPE_CHECKING:
     from ...kernel.plan import Policy
 
     class Decoded(NamedTuple):
-        """What a script call answered: the gate's sequence number and time, whether state was lost, and the replies."""
+        """What a script call answered: the gate's sequence number and time, and the replies."""
 
         seq: int
         now: int
-        lost: bool
+        #: Whether state was lost: 0, 1, or NOTICED_BEFORE.
+        lost: int
+        #: The gate's epoch, where it is not the one that was sent; else empty.
+        epoch: str
         replies: list[Any]
 else:
     from collections import namedtuple
 
-    Decoded = namedtuple("Decoded", "seq now lost replies")
+    Decoded = namedtuple("Decoded", "seq now lost epoch replies")
+
+#: State was lost, and another process has noticed it first.
+NOTICED_BEFORE = 2
 
 #: The format of what is stored, and of the arguments.
 FORMAT = 1
@@ -161,12 +167,14 @@ def encode(
     commands: Sequence[Command],
     *,
     seen: int = 0,
+    told: str = "",
     now: int = 0,
     calendars: Iterable[tuple[str, int]] = (),
     first: bool = False,
 ) -> list[Any]:
     """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s.
 
+    `seen` and `told` are what this process knows of the gate: its sequence number, and its epoch or else a session's name.
     `first`: none of them was sent before, so that an id which was made for one of them cannot be on record.
     """
     heads: dict[bytes, int] = {}
@@ -182,9 +190,9 @@ def encode(
             plan = command.plan
             key = plan.key
             holder = command.holder
-            told = _ask(command, first, plan.template.ref, bool(key))
-            if told != asked:  # most are as the one before
-                asked, head = told, _head(_ASK, *told)
+            common = _ask(command, first, plan.template.ref, bool(key))
+            if common != asked:  # most are as the one before
+                asked, head = common, _head(_ASK, *common)
             argument: Any = holder
         elif isinstance(command, Settle):
             plan = command.plan
@@ -216,7 +224,7 @@ def encode(
             policies[last.fingerprint] = last
     if alike and len(heads) == 1:
         del body[:2]
-    return [_frame(tuple(policies.values()), tuple(calendars), tuple(heads)), seen, now, *body]
+    return [_frame(tuple(policies.values()), tuple(calendars), tuple(heads)), seen, told, now, *body]
 
 
 @lru_cache(_KEPT)
@@ -255,7 +263,7 @@ def decode(commands: Sequence[Command], raw: Any) -> Decoded:
             replies += [_new(Grant, (at, expires, fence, worth == 1, now)) for fence in range(number, number + count)]
         else:
             replies.append(_READERS[_text(reply[0])](commands[len(replies)], reply))
-    return Decoded(seq, raw[1], raw[2] == 1, replies)
+    return Decoded(seq, raw[1], raw[2], _text(raw[4]) if len(raw) > 4 else "", replies)
 
 
 def wakes(payload: Any) -> list[tuple[str, int | None]]:

@@ -5,6 +5,7 @@ Nothing is written before the end of a transaction: see `space.py`. The tables a
 
 from __future__ import annotations
 
+from ...kernel.commands.base import compare
 from ...kernel.head import Head
 from ...kernel.records import ByKind, Kinds
 from .permits import Permits
@@ -128,6 +129,8 @@ class SqliteRecords(ByKind):
 
     __slots__ = (
         *(
+            "_epoch",
+            "_epoch_text",
             "_row",
             "_stored_seq",
             "_text",
@@ -140,12 +143,15 @@ class SqliteRecords(ByKind):
             "kinds",
             "load",
         ),
-        *("permits", "run", "seen", "states", "touched", "wakes", "wiped"),
+        *("permits", "run", "seen", "states", "told", "touched", "wakes", "wiped"),
     )
+    seen: int
+    told: str
 
-    def __init__(self, gate: str, seen: int, execute: Callable[..., Any], execute_many: Callable[..., Any]) -> None:
+    def __init__(
+        self, gate: str, seen: int, told: str, execute: Callable[..., Any], execute_many: Callable[..., Any]
+    ) -> None:
         self.gate = gate
-        self.seen = seen
         self.execute = execute
         self.execute_many = execute_many
         self.wakes: list[Wake] = []
@@ -162,18 +168,23 @@ class SqliteRecords(ByKind):
         self._row: int | None
         self._text: str
         self._row, self._text = (None, "") if row is None else row
-        head, resident, *run = ((), {}) if row is None else decode(self._text)
-        self.head = Head(*head)
+        head, resident, *more = ((), {}) if row is None else decode(self._text)
+        epoch: Any = more[1] if len(more) > 1 else ()
+        self.head = Head(*head, *epoch)
+        #: The epoch as it was last written, and its text.
+        self._epoch: tuple[str, int] = ("", 0)
+        self._epoch_text = ""
         #: The sequence number of the head in that row: every command that changes anything has one of its own.
         self._stored_seq = self.head.seq
-        if self.head.seq < seen:
-            # An older file came back. The short path of a decision looks at the head alone, so the head has to say so.
+        if compare(self, seen, told):
+            # An older file came back, or another one. The short path of a decision looks at the head alone, so the head has
+            # to say so.
             self.head.quiet = False
             self.dirty = True
         self.states = SqliteStates(self, resident, self.is_new)
         self.kinds = Kinds(lambda kind: SqliteSpaces(self, kind))
         #: The latest permits, packed as they were in the row; and all of them, once a command has used them.
-        self.run: Any = run[0] if run else None
+        self.run: Any = more[0] if more else None
         self.permits: Permits | None = None
 
     def space(self, kind: str, name: str = "") -> SqliteSpace:
@@ -252,15 +263,20 @@ class SqliteRecords(ByKind):
         stored = (head.seq, head.now, None) if head.quiet else head.stored()
         text = encode_json((stored, self.states.resident))
         if permits is None:
-            return text if self.run is None else f"{text[:-1]},{encode_json(self.run)}]"
-        run = permits.run
-        return text if run is None else f"{text[:-1]},{run.text()}]"
+            run = "null" if self.run is None else encode_json(self.run)
+        else:
+            run = "null" if permits.run is None else permits.run.text()
+        if self._epoch[0] is not head.epoch or self._epoch[1] != head.lost_before:
+            self._epoch = head.stored_epoch()
+            self._epoch_text = encode_json(self._epoch)
+        return f"{text[:-1]},{run},{self._epoch_text}]" if head.epoch else f"{text[:-1]},{run}]"
 
     def written(self) -> None:
         """The transaction is committed."""
         self._stored_seq = seq = self.head.seq
         if self.seen < seq:
             self.seen = seq
+        self.told = self.head.epoch or self.told
         if self.touched:
             for space in self.touched:
                 space.written()

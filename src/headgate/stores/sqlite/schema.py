@@ -3,8 +3,9 @@
     heads (id, gate, value)                      one row for each gate
     members (space, member, score, value)        primary key (space, member); ordered by (space, score, member)
 
-A row of `heads` has the head of a gate, the states of all its limits that are not by a key, and the latest permits that a
-guard gave: nearly every command needs them together, and most decisions write that row alone.
+A row of `heads` has the head of a gate, the states of all its limits that are not by a key, the latest permits that a
+guard gave (or null), and the epoch: nearly every command needs them together, and most decisions write that row alone.
+The last two may be missing: earlier versions wrote no epoch, and pass over it.
 
 It is a table of its own so that such a decision is one statement, `UPDATE … WHERE id = ? AND value = ?`. The price is paid
 by decisions that write members too: they change one page more than in format 1, where the head lay beside the number of

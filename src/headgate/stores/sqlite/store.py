@@ -1,14 +1,15 @@
 """`sqlite:///path.db`: the state of gates in one file, for any number of processes on one machine.
 
     SqliteStore     the port: takes the lock, decides, wakes waiters                                this module
-    Transactions    what is decided under the lock: one command, or all queued jobs at a time       transactions.py
+    Transactions    what is decided under the lock: one command, or the queued jobs at a time       transactions.py, jobs.py
     SqliteRecords   the records of one gate, cached between transactions                            records.py
     SqliteSpace     one space of them: a few rows of the table;  Permits: many ids to a row         space.py, permits.py
     DatabaseFile    the file, its locks, its clock, its checkpoints                                 headgate.sqlite_file
 
 A thread that finds the lock free decides its command from the cached records, and commits if no other process has written
 since. Otherwise it queues a job; the thread that gets the lock decides all queued jobs in one transaction. Where another
-process is writing, threads and tasks retry after short random pauses for as long as that one makes progress.
+process is writing, threads and tasks retry after short random pauses for as long as that one makes progress; a process that
+has much to write leaves gaps in which the others get their turn.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from contextlib import suppress
 from random import random
 
 from ...errors import InvalidInput, StoreUnavailable
-from ...sqlite_file import SYNCHRONOUS, BusyRetry, DatabaseFile, register_for_fork_and_exit
-from ..base import Capabilities, Listeners, checked, ignore_loss, new_session
+from ...kernel.head import is_epoch
+from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
+from ..base import Capabilities, Listeners, Seen, checked, ignore_loss, new_session
+from .jobs import SqliteJob
 from .schema import STORE_FORMAT
-from .transactions import CONCURRENT_FOR, CONTENDED, SqliteJob, Transactions
+from .transactions import CONCURRENT_FOR, CONTENDED, Transactions
 from .wakes import TicketWaker
 
 TYPE_CHECKING = False
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 PROBE_EVERY = 16
 PROBE_UNCONTENDED = 8 * PROBE_EVERY
 
+#: Seconds that a task sleeps while another thread of its process has the lock.
+BRIEFLY = 0.0002
+
 
 class SqliteStore:
     """State in a SQLite database (WAL). Not for network file systems: use `redis://…` for more than one machine.
@@ -59,12 +65,15 @@ class SqliteStore:
     ) -> None:
         if synchronous not in SYNCHRONOUS:
             raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
-        self._path = os.path.abspath(path)
-        self.url = f"sqlite:///{self._path}" if url is None else url
+        #: The file, absolute.
+        self.path = os.path.abspath(path)
+        self.url = f"sqlite:///{self.path}" if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
+        #: Gate → its sequence number and its epoch, as this process has last seen them.
         self._seen: dict[str, int] = {}
+        self._told: dict[str, str] = {}
         self._listeners = Listeners()
         self._begin()
         register_for_fork_and_exit(self)
@@ -74,14 +83,14 @@ class SqliteStore:
     def _begin(self) -> None:
         """Make what each process has of its own: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
-        self._transactions = Transactions(self._path, self._open, self._seen)
+        self.session = new_session()
+        self._transactions = Transactions(self.path, self._open, self._seen, self._told, self.session)
         self._requests = 0
         self._listeners.clear()
-        self.session = new_session()
-        self._waker = TicketWaker(self._path, self.session, self._listeners)
+        self._waker = TicketWaker(self.path, self.session, self._listeners)
 
     def _open(self) -> DatabaseFile:
-        return DatabaseFile(self._path, STORE_FORMAT, self._synchronous, self._clock)
+        return DatabaseFile(self.path, STORE_FORMAT, self._synchronous, self._clock)
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -106,13 +115,12 @@ class SqliteStore:
             transactions.queue.append(job)
         try:
             with self._lock:
-                retry: BusyRetry | None = None
                 while not job.done:
-                    if retry is not None:
-                        time.sleep(retry.pause_s)
-                    retry = transactions.attempt(job, retry)
+                    if pause_s := transactions.attempt(job):
+                        time.sleep(pause_s)
         except BaseException:
             transactions.withdraw(job)
+            transactions.wake_first()
             raise
         self._tell()
         return job.result()
@@ -142,7 +150,8 @@ class SqliteStore:
         job, transactions = SqliteJob(commands), self._transactions
         self._requests += 1
         with self._lock:
-            if transactions.attempt(job, None) is not None:
+            transactions.attempt(job)
+            if not job.done:
                 transactions.withdraw(job)
                 return None
             if len(commands) > 1:
@@ -167,16 +176,20 @@ class SqliteStore:
         try:
             if transactions.concurrent_callers or not self._requests % PROBE_EVERY:
                 await asyncio.sleep(0)  # let the tasks that are ready put theirs into the same transaction
-            retry: BusyRetry | None = None
+            pause_s = BRIEFLY
+            if transactions.is_behind(job):
+                await self._pause(job, pause_s)
             while not job.done:
                 if not self._lock.locked():
                     with self._lock:
                         if not job.done:
-                            retry = transactions.attempt(job, retry)
+                            pause_s = transactions.attempt(job) or BRIEFLY
                 if not job.done:
-                    await self._pause(job, 0.0002 if retry is None else retry.pause_s)
+                    await self._pause(job, pause_s)
         except asyncio.CancelledError as cancelled:
-            if not job.writes or transactions.withdraw(job):
+            withdrawn = transactions.withdraw(job)
+            transactions.wake_first()
+            if withdrawn or not job.writes:
                 raise
             with self._lock:  # another thread has begun to decide it, and ends in a moment
                 pass
@@ -189,10 +202,10 @@ class SqliteStore:
         return job.result()
 
     async def _pause(self, job: SqliteJob, seconds: float) -> None:
-        """Sleep until the job is done, or for about so long, times the number of queued jobs.
+        """Sleep until the job is done, or for so long if it is the oldest in the queue, or until it is that.
 
-        The task that gets to write decides all of them, so the more there are, the less often each retries: thousands that
-        retry all the time would keep that one from its work.
+        The task that gets to write decides the others' jobs too: thousands that retry all the time would keep it from its
+        work. They retry now and then, the more of them the less often, for the case that its event loop has ended.
         """
         import asyncio
 
@@ -203,8 +216,10 @@ class SqliteStore:
             if not woken.done():
                 woken.set_result(None)
 
-        queued = len(self._transactions.queue) if job.writes else 1
-        timer = loop.call_later(seconds * 2 * random() * max(1, queued), wake)
+        queue = self._transactions.queue
+        if job.writes and queue and queue[0] is not job:
+            seconds = min(seconds * 2 * random() * len(queue), 1.0 + random())
+        timer = loop.call_later(seconds, wake)
         job.on_done = lambda: loop.call_soon_threadsafe(wake)
         try:
             if not job.done:
@@ -241,12 +256,15 @@ class SqliteStore:
         self._listeners.disown(session)
         self._waker.remove_name(session)
 
-    def saw(self, gate: str, number: int) -> int:
-        """A client has seen this sequence number of the gate; a file that is behind it was put back."""
-        known = self._seen.get(gate, 0)
-        if number > known:
-            self._seen[gate] = known = number
-        return known
+    def saw(self, gate: str, number: int = 0, epoch: str = "") -> Seen:
+        """A client has seen this of the gate; a file that is behind it was put back, and one of another epoch made anew."""
+        known, told = self._seen.get(gate, 0), self._told.get(gate, "")
+        if number > known or (epoch and epoch != told):
+            with self._lock:
+                self._seen[gate] = known = max(known, number)
+                self._told[gate] = told = epoch or told or self.session
+                self._transactions.compare_again(gate)
+        return Seen(known, told if is_epoch(told) else "")
 
     # --- ending, and forking ----------------------------------------------------------------------------------------
 

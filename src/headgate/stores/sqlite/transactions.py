@@ -7,14 +7,16 @@ a transaction (`try_optimistic`).
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import time
 from collections import deque
 from contextlib import suppress
-from operator import attrgetter
 
 from ...errors import HeadgateError, StoreFormatError
-from ...sqlite_file import BusyRetry, DatabaseFile, explained, survives
+from ...kernel.head import is_another
+from ...sqlite_file import DECIDE_FOR, BusyRetry, DatabaseFile, Turn, explained, survives
+from .jobs import SqliteJob
 from .records import SWAP_HEAD, SqliteRecords
 from .space import Damaged
 
@@ -32,9 +34,6 @@ CHECK_PATH_EVERY = 0.25
 #: About how many records of a gate stay cached from one transaction to the next.
 CACHED_RECORDS = 20_000
 
-#: How many commands go into one transaction at most: other processes want to write as well.
-LARGEST_BATCH = 512
-
 #: For so many transactions after one that decided several jobs, more concurrent callers are expected.
 CONCURRENT_FOR = 64
 
@@ -45,8 +44,6 @@ CONTENDED_FOR = 4096
 #: `try_optimistic` could not decide: queue a job.
 CONTENDED = object()
 
-_writes = attrgetter("writes")
-
 
 class _Stale(Exception):
     """Another connection has committed since the records were read."""
@@ -56,47 +53,25 @@ class _Busy(Exception):
     """Another connection has the write lock: a writer, or a checkpoint."""
 
 
-class SqliteJob:
-    """The commands of one caller, and their replies."""
-
-    __slots__ = ("commands", "done", "error", "on_done", "replies", "writes")
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.commands = commands
-        self.replies: list[Any] = []
-        self.error: BaseException | None = None
-        self.done = False
-        self.writes = any(map(_writes, commands))
-        #: Called when it is done, while a task sleeps until then.
-        self.on_done: Callable[[], object] | None = None
-
-    def finish(self) -> None:
-        self.done = True
-        if (on_done := self.on_done) is not None:
-            with suppress(RuntimeError):  # its event loop has ended
-                on_done()
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
-        self.finish()
-
-    def result(self) -> list[Any]:
-        if self.error is not None:
-            raise self.error
-        return self.replies
-
-
 class Transactions:
-    """The transactions of one process. `open` opens the file; `seen` has the highest sequence number seen of each gate."""
+    """The transactions of one process. `open` opens the file; `seen` has the highest sequence number seen of each gate, and
+    `told` its epoch; `session` stands for that of a gate which is not among them.
+    """
 
-    def __init__(self, path: str, open: Callable[[], DatabaseFile], seen: dict[str, int]) -> None:
+    def __init__(
+        self, path: str, open: Callable[[], DatabaseFile], seen: dict[str, int], told: dict[str, str], session: str
+    ) -> None:
         self._path = path
         self._open = open
         self._seen = seen
+        self._told = told
+        self._session = session
+        #: Gate → the epoch before which its state was lost, as this process has already reported.
+        self._reported: dict[str, str] = {}
         self.file: DatabaseFile | None = None
         self._check_path_at = 0.0
         self.queue: deque[SqliteJob] = deque()
-        #: For the store, after the commit: the waiters to wake, and the gates whose state was behind `seen`.
+        #: For the store, after the commit: the waiters to wake, and the gates whose state was lost.
         self.wakes: deque[Wake] = deque()
         self.lost: set[str] = set()
         #: Above 0 while transactions decide several jobs each.
@@ -106,32 +81,65 @@ class Transactions:
         self._version = -1
         #: Above 0 while other processes write to the file.
         self._contended = 0
+        self._turn = Turn()
+        #: The waits of jobs that write, and of those that read, while they find the file locked.
+        self._waits: dict[bool, BusyRetry] = {}
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, job: SqliteJob, retry: BusyRetry | None) -> BusyRetry | None:
-        """Decide a job and all that is queued. Returns None then, or how to retry where another process is writing.
+    def attempt(self, job: SqliteJob) -> float:
+        """Decide what is queued, the oldest jobs first. Returns the seconds after which to try again where it is not this
+        process's turn to write; the caller does so until its job is done.
 
-        An error of the file becomes the error of the jobs. `retry` is what the attempt before returned.
+        An error of the file becomes the error of the jobs.
         """
         try:
             file = self.ready()
             if job.writes:
-                if job not in self.queue:
+                if not self._is_first(job) and job not in self.queue:
                     self.queue.append(job)  # the thread that had taken it was interrupted before it began
+                if gap_s := self._turn.gap_s():
+                    return gap_s
                 if file.begin():
-                    self._decide(file, self._next_batch())
-                    return None
+                    self._waits.clear()
+                    self._take_turn(file)
+                    self.wake_first()
+                    return 0.0
             elif file.begin_reading():
+                self._waits.pop(False, None)
                 self._decide(file, [job], writes=False)
-                return None
-            if retry is None:
-                retry = BusyRetry(file)
-            retry.check()
-            return retry
+                return 0.0
+            wait = self._waits.get(job.writes) or self._waits.setdefault(job.writes, BusyRetry(file))
+            wait.check()
+            return wait.pause_s
         except (sqlite3.Error, OSError, HeadgateError) as error:
+            self._waits.clear()
             self._fail([*self.queue] if job.writes else [job], error)
-            return None
+            return 0.0
+
+    def _take_turn(self, file: DatabaseFile) -> None:
+        began = time.monotonic()
+        # With thousands of tasks waiting, a garbage collection takes a second; it comes when the lock is free again.
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            self._decide(file, self._next_batch())
+        finally:
+            if collects:
+                gc.enable()
+        self._turn.ended(began, bool(self.queue), self._contended > 0)
+
+    def is_behind(self, job: SqliteJob) -> bool:
+        """Whether this process waits for its turn to write, and the task of another job makes the attempts."""
+        return job.writes and bool(self._waits or self._turn.gap_s()) and not self._is_first(job)
+
+    def _is_first(self, job: SqliteJob) -> bool:
+        return bool(self.queue) and self.queue[0] is job
+
+    def wake_first(self) -> None:
+        """Have the task of the oldest queued job make the next attempt. The others sleep on: it decides theirs too."""
+        with suppress(IndexError):
+            self.queue[0].wake()
 
     def try_optimistic(self, command: Command) -> Any:
         """Decide one command from the cached records without a transaction, then commit by swapping the gate's head row
@@ -243,7 +251,7 @@ class Transactions:
     def _next_batch(self) -> list[SqliteJob]:
         jobs: list[SqliteJob] = []
         count = 0
-        while count < LARGEST_BATCH:
+        while count < self._turn.batch:
             try:
                 job = self.queue.popleft()
             except IndexError:
@@ -262,7 +270,13 @@ class Transactions:
             now = file.now()
             self._validate(file)
             gate = records = None
-            for job in jobs:
+            until = time.monotonic() + DECIDE_FOR
+            for number, job in enumerate(jobs):
+                if number and time.monotonic() > until:
+                    # The lock has been kept for long enough.
+                    self.queue.extendleft(reversed(jobs[number:]))
+                    del jobs[number:]
+                    break
                 replies = job.replies
                 for command in job.commands:
                     if records is None or command.gate != gate:
@@ -299,19 +313,31 @@ class Transactions:
                 del self._gates[records.gate]  # a command that only reads has tidied up in the cached records
 
     def _load(self, file: DatabaseFile, gate: str) -> SqliteRecords:
-        seen = self._seen.get(gate, 0)
-        records = SqliteRecords(gate, seen, file.execute, file.execute_many)
-        if records.head.seq < seen:
-            self.lost.add(gate)
+        told = self._told.get(gate, self._session)
+        records = SqliteRecords(gate, self._seen.get(gate, 0), told, file.execute, file.execute_many)
+        if records.head.seq < records.seen:
+            epoch = records.head.epoch
+            # Clients of a guard come with an old epoch one after the other.
+            if not is_another(epoch, told) or self._reported.get(gate) != epoch:
+                self.lost.add(gate)
+            if is_another(epoch, told):
+                self._reported[gate] = epoch
         self._gates[gate] = records
         return records
 
+    def compare_again(self, gate: str) -> None:
+        """Another process was told what this one was not: read the gate anew before its next decision."""
+        self._gates.pop(gate, None)
+
     def _committed(self, records: SqliteRecords) -> None:
         """Take over what a transaction has committed."""
+        if self._waits:
+            self._waits.clear()
         try:
             if records.changed:
                 records.written()
                 self._seen[records.gate] = records.seen
+                self._told[records.gate] = records.told
             if records.wakes:
                 self.wakes.extend(records.wakes)
                 records.wakes.clear()

@@ -6,6 +6,7 @@ from .asks import AskTests
 from .changes import ChangeTests
 from .leases import LeaseTests
 from .line import LineTests
+from .loss import LossTests
 from .port import PortTests
 from .promises import PromiseTests
 from .rates import RateTests
@@ -13,9 +14,10 @@ from .rates import RateTests
 __all__ = ["StoreSuite"]
 
 
-class StoreSuite(LeaseTests, RateTests, AskTests, ChangeTests, PromiseTests, LineTests, PortTests):
+class StoreSuite(LeaseTests, RateTests, AskTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests):
     """Subclass it, name the class `Test…`, and make a new, empty store on a clock in `make_store`; pytest does the rest.
 
-    `lose_state` may be given as well: it makes the store forget a gate, as a restart without its data would. The clock is
+    `lose_state` may be given as well: it makes the store forget a gate, as a restart without its data would; and
+    `another_process`, which opens what such a store has stored as another process would. The clock is
     in microseconds; a store that has a clock of its own cannot use this suite's exact times, and needs its server faked.
     """

@@ -34,6 +34,10 @@ class StoreHarness:
         """Have the store forget a gate, while this process remembers what it had been told."""
         raise SkipTest("this store cannot lose its state while a process lives")
 
+    def another_process(self, store: Store) -> Store:
+        """A store on the same state, as another process opens it, which was told nothing yet."""
+        raise SkipTest("the state of this store is in one process")
+
     def setup_method(self, method: Any = None) -> None:
         self.clock = FakeClock()
         self.store = self.make_store(self.clock)

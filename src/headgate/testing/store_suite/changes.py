@@ -49,7 +49,7 @@ class ChangeTests(StoreHarness):
         gate.pause(5, "maintenance")
         assert gate.try_acquire() is None
         assert self.retry(gate) == 5 * SECOND
-        assert gate.usage().paused_until == 5.0
+        assert gate.usage().paused_for == 5.0
         assert gate.usage().pause_reason == "maintenance"
         self.clock.advance(microseconds=5 * SECOND - 1)
         assert gate.try_acquire() is None

@@ -92,4 +92,4 @@ class LeaseTests(StoreHarness):
         [holder] = gate.holders()
         assert permit is not None
         assert (holder.id, holder.holder, holder.key) == (permit.id, "chunk_001.pdf", {"org": "acme"})
-        assert (holder.since, holder.expires) == (4.0, 26.0)
+        assert (holder.held_for, holder.expires_in) == (4.0, 26.0)

@@ -103,7 +103,7 @@ class LineTests(StoreHarness):
             self.stand(gate, f"t-{number}", f"p{number % 3}")
         waiters = gate.waiters()
         assert [waiter.id for waiter in waiters] == [f"t-{number}" for number in range(50)]
-        assert [waiter.since for waiter in waiters[:2]] == [0.59, 0.58]
+        assert [waiter.waiting_for for waiter in waiters[:2]] == [0.59, 0.58]
         assert gate.usage().waiting == 60
 
     def test_one_who_gives_up_leaves_nothing_behind(self) -> None:

@@ -95,8 +95,8 @@ class PortTests(StoreHarness):
         gate.try_acquire(holder="chunk_001.pdf", renew=False)
         self.clock.advance("5s")
         why = gate.explain()
-        assert (why.granted, why.limit, why.after) == (False, "slots", 25.0)
-        assert [(holder.holder, holder.since) for holder in why.holders] == [("chunk_001.pdf", 5.0)]
+        assert (why.granted, why.limit, why.goes_in) == (False, "slots", 25.0)
+        assert [(holder.holder, holder.held_for) for holder in why.holders] == [("chunk_001.pdf", 5.0)]
 
     def test_threads_never_get_more_than_the_limit_together(self) -> None:
         gate = self.gate(Window(150, per="1h", name="w"))

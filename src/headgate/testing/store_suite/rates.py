@@ -88,7 +88,7 @@ class RateTests(StoreHarness):
         assert [round(place.delay) for place in places] == [0, 1, 2]
         self.clock.advance("2500ms")
         assert gate.usage().limits[0].used == 0.5
-        assert gate.usage().limits[0].next_free == 0.5
+        assert gate.usage().limits[0].free_in == 0.5
 
     def test_an_id_that_was_taken_back_is_a_new_ask_and_is_charged(self) -> None:
         gate = self.gate(Window(1, per="10s", slack=0))

@@ -2,7 +2,7 @@
 
 -- --- renew.py ---------------------------------------------------------------------------------------------------------
 
-local function renew_lease(now, lost, lease, exactly)
+local function renew_lease(now, before, lease, exactly)
   local ref, id, at, length, fence, holder = lease[1], lease[2], lease[3], lease[4], lease[5], lease[6]
   local plan = recall(ref)
   local expires = now + length
@@ -11,7 +11,7 @@ local function renew_lease(now, lost, lease, exactly)
       local leases = space('leases', step.member)
       prune(leases, now)
       -- Where the store lost its state, the holder has not lost its slot: it registers again.
-      if not leases:get(id) and lost <= at and not step.limit:recover(now, step.member) then return 0 end
+      if not leases:get(id) and at >= before and not step.limit:recover(now, step.member) then return 0 end
       -- A heartbeat never shortens a lease: another process may have extended it by its id.
       if not exactly then expires = max(expires, leases:score(id) or 0) end
     end
@@ -37,10 +37,11 @@ end
 function changes.n(now, head)
   now = begin(now)
   local session, leases, tickets = head[2], head[3], head[4]
-  local lost, expires, called, unknown = records.head.lost, {}, {}, {}
+  local gate, expires, called, unknown = records.head, {}, {}, {}
+  local before = (gate.lost ~= 0 or is_another(gate.epoch, records.told)) and gate.lost_before or 0
   for _, lease in ipairs(leases) do
     expires[#expires + 1] = lease[2]
-    expires[#expires + 1] = renew_lease(now, lost, lease, head[5])
+    expires[#expires + 1] = renew_lease(now, before, lease, head[5])
   end
   local line = line_module()
   if #tickets > 0 and records.head.tickets > 0
@@ -225,11 +226,7 @@ local function look(now, wanted)
   local seq = head.seq
   if now < head.now then now = head.now end
   head.now = now
-  if seq < records.seen or records.torn then
-    records.torn = false
-    lose(now)
-    if records.forgets_line then space('assumed'):set('', 1) end -- NO_LINE
-  end
+  notice(now)
   if head.tickets > 0 and now >= line_module().line_state().timer_at then
     line_module().serve(now) -- as the next decision will
   end

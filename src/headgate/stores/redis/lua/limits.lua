@@ -78,10 +78,10 @@ function partition(text, sign)
 end
 
 -- A LimitUsage, in the order of model.py.
-function usage_of(limit, member, used, value, free_in, time_left, maximum, promised)
+function usage_of(limit, member, used, value, free_in, resets_in, maximum, promised)
   local _, key = partition(member, '|')
   return {limit.name, limit.kind, limit.unit, key ~= '' and key or false, used, value, max(0, value - used - (promised or 0)),
     used / value,
-    free_in < NEVER / 2 and max(0, free_in) / SECOND or INFINITE, time_left and max(0, time_left) / SECOND or false,
+    free_in < NEVER / 2 and max(0, free_in) / SECOND or INFINITE, resets_in and max(0, resets_in) / SECOND or false,
     maximum or false, promised or 0}
 end

@@ -1,7 +1,8 @@
 -- One call: its arguments are decoded, every command is decided, and what changed is written. wire.py is the other end.
 --
 -- args: the frame (format; policies: fingerprint, compiled …; zones: name, offsets …; heads: what commands have in
--- common), which is mostly the same from call to call; seen; now (0: the server's); then the commands. Where all of
+-- common), which is mostly the same from call to call; seen; told (the epoch, or a session); now (0: the
+-- server's); then the commands. Where all of
 -- them have one head in common, and it is of asks or ends, that is their arguments: of an ask its id, and its holder
 -- where it has one; of an end its id and when it was granted; with the packed key where its limits are by one. Else
 -- they come in runs: the number of a head, how many have it, and their arguments; heads of other commands are all there
@@ -16,7 +17,7 @@ local NO_KEY = '\144'
 -- Frames, and the rest of the last gate's head, as they were last decoded: a library caches them.
 local FRAMES, LARGEST = 256, 4096
 local frames_made, frames_known = 0, {}
-local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', '', 0}
+local NEW = {FORMAT, 0, '', 0, 0, 0, 0, 0, '', '', 0, '', 0}
 local rest_packed, rest_known = '', NEW
 
 local function frame_of(raw)
@@ -132,7 +133,7 @@ local function main(keys, args, forgets_line)
   local frame = frames_known[args[1]] or frame_of(args[1])
   local found = call('HMGET', TAG, 'seq', 'now', 'rest')
   -- format, paused, reason, overrides, tickets, lost; for how long an idle gate is kept, when that was last seen to, which
-  -- keys have been given that end (records.lua), a policy that is known to be there (plan.lua), how many lines were lost
+  -- keys have been given that end (records.lua), a policy that is known to be there (plan.lua), how many lines were lost; epoch, lost_before
   local packed = found[3] or ''
   if packed ~= rest_packed then
     rest_packed = packed
@@ -142,18 +143,18 @@ local function main(keys, args, forgets_line)
   if rest[1] ~= FORMAT or frame.format ~= FORMAT then return {'F', rest[1]} end
   local head = {seq = tonumber(found[1] or 0), now = tonumber(found[2] or 0), paused = rest[2], reason = rest[3],
     overrides = rest[4], tickets = rest[5], lost = rest[6], life = rest[7], fresh = rest[8], ends = rest[9],
-    policy = rest[10], line = rest[11]}
+    policy = rest[10], line = rest[11], epoch = rest[12] or '', lost_before = rest[13] or 0}
   records.head = head
   if forgets_line then
     head.line, head.tickets, records.torn, records.forgets_line = head.line + 1, 0, true, true
   end
   begin_line(head.line)
   records.life = max(head.life, IDLE)
-  records.seen = tonumber(args[2])
+  compare(tonumber(args[2]), args[3])
   -- The head was lost, and the states were not.
   if not found[1] then records.torn = call('EXISTS', states.key) == 1 end
 
-  local now = tonumber(args[3])
+  local now = tonumber(args[4])
   if now == 0 then
     local time = call('TIME')
     now = tonumber(time[1]) * SECOND + tonumber(time[2])
@@ -174,17 +175,17 @@ local function main(keys, args, forgets_line)
 
   -- --- deciding ---------------------------------------------------------------------------------------------------------
 
-  local replies, writes, cursor, last = {}, false, 4, #args
+  local replies, writes, cursor, last = {}, false, 5, #args
   local common = frame.only
-  if common and common.size == last - 3 then
+  if common and common.size == last - 4 then
     -- One command, as most calls have while a process is uncontended.
-    local id = args[4]
+    local id = args[5]
     if common[11] then
       records.fresh[1] = id
       if head.tickets > 0 then space('tickets'):know() end
     end
     permits:know()
-    local fine, reply = pcall(decide, now, common, id, common.argued and args[5], common[3] and args[last] or NO_KEY)
+    local fine, reply = pcall(decide, now, common, id, common.argued and args[6], common[3] and args[last] or NO_KEY)
     if not fine then
       local need
       reply, need = failed(reply)
@@ -267,9 +268,9 @@ local function main(keys, args, forgets_line)
   write_records(milliseconds, due)
   if writes or records.noticed or head.ends ~= rest[9] then
     if due or head.paused ~= rest[2] or head.reason ~= rest[3] or head.tickets ~= rest[5] or head.lost ~= rest[6]
-      or head.ends ~= rest[9] or head.policy ~= rest[10] then
+      or head.ends ~= rest[9] or head.policy ~= rest[10] or head.epoch ~= rest[12] or head.lost_before ~= rest[13] then
       local fresh = {FORMAT, head.paused, head.reason, head.overrides, head.tickets, head.lost, head.life, head.fresh,
-        head.ends, head.policy, head.line}
+        head.ends, head.policy, head.line, head.epoch, head.lost_before}
       call('HSET', TAG, 'seq', head.seq, 'now', head.now, 'rest', pack(fresh))
     else
       call('HSET', TAG, 'seq', head.seq, 'now', head.now)
@@ -287,5 +288,8 @@ local function main(keys, args, forgets_line)
     end
     call('PEXPIRE', TAG .. ':sessions' .. number .. ':z', milliseconds)
   end
-  return {head.seq, max(now, head.now), records.noticed and 1 or 0, replies}
+  local lost = records.noticed and 1 or records.noticed_before and 2 or 0
+  -- A call that only peeks has not noticed that this is another state than the caller's.
+  local epoch = writes and head.epoch ~= args[3] and head.epoch or nil
+  return {head.seq, max(now, head.now), lost, replies, epoch}
 end

@@ -69,6 +69,27 @@ local function reap(now)
   end
 end
 
+-- The port of head.py, which has the rules. What a caller was told is an epoch, or else the name of its session.
+local function is_epoch(told)
+  return find(told, '.', 1, true) ~= nil
+end
+
+function is_another(epoch, told)
+  return epoch ~= told and epoch ~= '' and is_epoch(told)
+end
+
+local function new_epoch(now, seq, told)
+  return format('%.0f.%.0f.%s', now, seq, told:match('[^.]*$'))
+end
+
+-- Whether the head has lost state, by what the caller was told before. `begin` notices it then.
+function compare(seen, told)
+  local head = records.head
+  records.told = told
+  -- Every decision compares the number already, so that another epoch is told by it as well.
+  records.seen = is_another(head.epoch, told) and max(seen, head.seq + 1) or seen
+end
+
 -- State was lost, all of it or a key. From now on rates come back with time, and live holders register again.
 function lose(now)
   if records.noticed then return end
@@ -76,24 +97,45 @@ function lose(now)
   states_there() -- while the head still says so
   drop('assumed')
   local head = records.head
-  head.lost = now
+  head.lost, head.lost_before = now, now
   -- What the head says of the other keys may not be so any more.
   head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
 end
 
--- The store's time, never backwards; and state that was lost is noticed here.
+-- State that was lost is noticed here. Returns whether it was.
+function notice(now)
+  local head = records.head
+  local seq = head.seq
+  local behind, torn = seq < records.seen, records.torn
+  if not (behind or torn) then return false end
+  local another = is_another(head.epoch, records.told)
+  records.torn = false
+  head.seq = max(seq, records.seen) + 1
+  if another and head.lost_before ~= 0 and not torn then
+    records.noticed_before = true
+  else
+    lose(now)
+    if another and not torn then
+      head.lost_before = tonumber(head.epoch:match('^%d+'))
+    elseif behind or head.epoch == '' then
+      head.epoch = new_epoch(now, head.seq, records.told)
+    end
+  end
+  if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
+  return true
+end
+
+-- The store's time, never backwards; and state that was lost is noticed.
 function begin(now)
   local head = records.head
   local seq = head.seq
   if now < head.now then now = head.now end
   head.now = now
-  if seq < records.seen or records.torn then
-    records.torn = false
-    head.seq = max(seq, records.seen) + 1
-    lose(now)
-    if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
-  else
+  if not notice(now) then
     head.seq = seq + 1
+    if head.epoch == '' and seq % REAP_EVERY == 0 then
+      head.epoch = is_epoch(records.told) and records.told or new_epoch(now, head.seq, records.told)
+    end
   end
   if seq % REAP_EVERY == 0 then reap(now) end
   return now

@@ -291,7 +291,7 @@ end
 
 -- A call begins: nothing is cached yet.
 function begin_records()
-  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, torn = false, states_there = nil,
+  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, noticed_before = false, told = '', torn = false, states_there = nil,
     head = false}
   gate, used = kept[TAG], {}
   if gate then
@@ -309,7 +309,7 @@ end
 function on_a_copy(look, ...)
   local its_records, its_gate, its_used, head = records, gate, used, {}
   for field, value in next, records.head do head[field] = value end
-  records = {seen = records.seen, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = records.life,
+  records = {seen = records.seen, told = records.told, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = records.life,
     noticed = records.noticed, torn = records.torn, states_there = records.states_there,
     forgets_line = records.forgets_line, head = head, below = spaces}
   gate, used = {size = 0, line = gate.line, spaces = {}}, {}
