@@ -177,7 +177,7 @@ class Peek(Command):
         paused = max(records.head.paused, now)
         alike: dict[Any, tuple[str | None, float, int, float, float]] = {}
         for tier, before, _, row, ticket in waiting:
-            asked = (tier, ticket.rank, ticket.lane, *row.cost.items())
+            asked = (ticket.ref[0], tier, ticket.rank, ticket.lane, *row.cost.items())
             terms = alike.get(asked) or alike.setdefault(asked, self._terms_of(records, now, ticket))
             row.limit, row.left, due, own, pace = terms
             if due:

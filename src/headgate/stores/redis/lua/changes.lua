@@ -104,8 +104,10 @@ local function turn_of(now, ticket, row, before, at, left_of)
     local limit = step.limit
     if not limit.leased and not step.keyed then pace = max(pace, step.cost * limit:pace(step.value)) end
     if step.member == parked or (parked == '' and step.base == state.limit) then
-      local left = left_of[step.member] or limit:describe(now, step.member, step.value)[7]
-      left_of[step.member] = left
+      local known = left_of[limit] or {}
+      left_of[limit] = known
+      local left = known[step.member] or limit:describe(now, step.member, step.value)[7]
+      known[step.member] = left
       if not row[8] or left < row[9] then row[8], row[9] = step.base, left end
     end
     if step.member == parked then
