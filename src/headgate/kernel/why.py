@@ -57,6 +57,8 @@ def why_gate(policy: Policy, snapshot: Snapshot) -> str:
             key=lambda ticket: ticket.goes_at,
             default=None,
         )
+        if not snapshot.waiters:
+            return wait_words(waiting)
         if first is None:
             return f"{waiting:,} {'is' if waiting == 1 else 'are'} called and about to go"
         return _first_waits(policy, snapshot, first)
