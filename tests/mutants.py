@@ -323,6 +323,84 @@ MUTANTS = [
         "asker.take(records, now, steps)",
         "whoever takes what it asked for has no ticket any more",
     ),
+    Mutant(
+        "bury-all-at-once",
+        "kernel/line.py",
+        "        if len(ids) > left:\n",
+        "        if len(ids) > left:\n            for _, id in list(records.session_tickets[session].scan()):\n"
+        "                remove(records, now, _ticket(records, id))\n            continue\n        if False:\n",
+        "a dead crowd holds up no other command: so many of it leave at a time",
+    ),
+    Mutant(
+        "bury-some-and-call-the-rest",
+        "kernel/line.py",
+        "    if not done:\n",
+        "    if False:\n",
+        "no call is made to the dead",
+    ),
+    Mutant(
+        "bury-and-forget-the-rest",
+        "kernel/line.py",
+        '[(now, "", _any_waiting(records))], ((0, 0),), ("sessions",))',
+        '[(now + 3600 * SECOND, "", _any_waiting(records))], ((0, 0),), ())',
+        "the rest of a dead crowd leaves by the next commands",
+    ),
+    Mutant(
+        "bury-in-silence",
+        "kernel/line.py",
+        "        if ids:\n            # Should it live",
+        "        if False:\n            # Should it live",
+        "a process that was taken for dead and lives is told",
+    ),
+    Mutant(
+        "heartbeat-serves-no-line",
+        "kernel/commands/renew.py",
+        "            if woke or now >= line.line_state(records).timer_at:",
+        "            if woke or (self.tickets and now >= line.line_state(records).timer_at):",
+        "a heartbeat without tickets serves the line",
+    ),
+    Mutant(
+        "kinds-unchecked-behind-the-line",
+        "kernel/commands/admit.py",
+        "            check_kinds(records, steps)\n            if not self.waits:",
+        "            if not self.waits:",
+        "an ask of another kind is refused at once, also behind others",
+    ),
+    Mutant(
+        "kinds-unchecked-in-a-pause",
+        "kernel/commands/admit.py",
+        "            at = paused\n            check_kinds(records, steps)\n",
+        "            at = paused\n",
+        "an ask of another kind is refused at once, also in a pause",
+    ),
+    Mutant(
+        "kinds-unchecked-at-a-call",
+        "kernel/commands/admit.py",
+        "            check_kinds(records, steps)  # another version",
+        "            # another version",
+        "a call is not taken with another kind",
+    ),
+    Mutant(
+        "kinds-fail-everybody",
+        "kernel/line.py",
+        "        except KindChanged:  # since it came",
+        "        except ZeroDivisionError:  # since it came",
+        "a ticket that has become another kind fails nobody else",
+    ),
+    Mutant(
+        "kinds-wake-nobody",
+        "kernel/line.py",
+        "    records.wakes.append(Wake(ticket.session, ticket.id))\n    return line_state(records)",
+        "    return line_state(records)",
+        "the waiter of a ticket that has become impossible is told",
+    ),
+    Mutant(
+        "kinds-settled-late",
+        "kernel/commands/settle.py",
+        "if limit.leased or is_another_kind(records, step):",
+        "if limit.leased:",
+        "what is settled late changes nothing for another kind",
+    ),
 ]
 
 #: Bugs in the script that decides on a Redis server: name, file, what is replaced, and by what. Each breaks the same claim.
@@ -344,6 +422,13 @@ SCRIPT = [
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
     ("remembers-no-id", "commands/admit", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
     ("charges-no-asker", "line/serving", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
+    ("buries-more-at-once", "line/serving", "for at = 1, min(left, #found) do", "for at = 1, #found do"),
+    ("calls-the-dead", "line/serving", "if not _bury(now) then", "if not _bury(now) and false then"),
+    ("buries-in-silence", "line/serving", "    if found[1] then\n", "    if false then\n"),
+    ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n    local state", "    local state"),
+    ("fails-all-for-another-kind", "line/serving", "elseif not member and any_of_another_kind(steps) then",
+     "elseif false then"),
+    ("settles-another-kind", "commands/settle", "if limit.leased or is_another_kind(step) then", "if limit.leased then"),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(f"script-{name}", f"stores/redis/lua/{file}.lua", was, becomes, "the script decides as the core does")

@@ -57,3 +57,20 @@ def test_bad_input_is_a_value_error_for_code_that_knows_nothing_of_us() -> None:
     assert issubclass(InvalidInput, ValueError)
     assert issubclass(ConfigError, InvalidInput)
     assert issubclass(UnknownGate, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (29.9996, "30"),
+        (0.123456, "0.123"),
+        (1.23456, "1.23"),
+        (123.456, "123"),
+        (3600, "3600"),
+        (1234567.0, "1234567"),
+        (0, "0"),
+    ],
+)
+def test_numbers_in_messages_have_three_digits_that_count(number: float, shown: str) -> None:
+    assert errors.figure(number) == shown
+    assert str(Denied("not now", gate="g", retry_after=number)) == f"gate 'g': not now (retry after {shown} s)"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from .gate.gates import Gates, GuardGates
+    from .kernel.model import OnStoreErrorMode
 
 __version__ = "0.1.0"
 
@@ -39,7 +40,7 @@ def load(path: str | PathLike[str] | None = None) -> Gates:
     return Gates(load_config(path))
 
 
-def connect(url: str, token: str | None = None, on_store_error: str = "closed") -> GuardGates:
+def connect(url: str, token: str | None = None, on_store_error: OnStoreErrorMode = "closed") -> GuardGates:
     """The gates of a guard by name: `connect("http://guard:8434")["adobe"]`, `connect(…).async_gate("adobe")`.
 
     Their limits are the guard's. The token is the URL's, else `token`, else `$HEADGATE_TOKEN`. A gate is made with one

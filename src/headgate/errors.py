@@ -51,6 +51,11 @@ class UnknownGate(ConfigError, KeyError):
     """The configuration has no gate of that name. A `KeyError` too, so that `name in config` and `config.get` work."""
 
 
+def figure(number: float) -> str:
+    """A number for a message: whole as it is, else with three digits that count."""
+    return f"{number:.0f}" if number == int(number) or abs(number) >= 100 else f"{number:.3g}"
+
+
 class Denied(HeadgateError):
     """The ask was not granted, and nothing was charged for it.
 
@@ -86,7 +91,7 @@ class Denied(HeadgateError):
             facts.append(f"limit {self.limit!r}")
         if self.retry_after is not None:
             about = {"estimate": "about ", "earliest": "at the earliest "}.get(self.timing, "")
-            facts.append(f"retry after {about}{self.retry_after:.6g} s")
+            facts.append(f"retry after {about}{figure(self.retry_after)} s")
         if self.position is not None:
             facts.append(f"position {self.position} in line")
         text = self.reason if self.gate is None else f"gate {self.gate!r}: {self.reason}"

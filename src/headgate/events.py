@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .background import is_ending
 from .errors import InvalidInput
 
 TYPE_CHECKING = False
@@ -31,7 +32,12 @@ KINDS: dict[str, tuple[str, str]] = {
     "state_lost": ("error", "gate {gate}: the store has lost state; rates come back slowly, holders register again"),
     "adapted": ("info", "gate {gate}: the adaptive limit {limit} went from {old:g} to {new:g} after {outcome}"),
     "limits_differ": ("warning", "gate {gate}: the guard's limits count, and they are others than here: {differences}"),
-    "value_changed": ("info", "gate {gate}: limit {limit} is now {value:g}, by its source"),
+    "unshared": (
+        "warning",
+        "gate {gate}: its limits are in the memory of this process alone, and {why}: where several such processes run, "
+        'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
+    ),
+    "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
 }
 
 
@@ -89,6 +95,8 @@ def sinks_on() -> dict[str, Sink]:
 
 
 def emit(kind: str, gate: str, **facts: Any) -> None:
+    if is_ending():
+        return  # a thread that is frozen may hold a lock of a sink or of its log
     event = Event(kind, gate, facts)
     for sink in [*_sinks, *sinks_on().values()]:
         try:

@@ -252,3 +252,37 @@ def test_many_at_once_never_run_more_than_the_limit(gate: Any, tmp_path: Path) -
     assert [process.wait(50) for process in processes] == [0] * 6
     assert log.read_text() == "+-" * 6
     assert free(gate)
+
+
+# --- the program and its permit -----------------------------------------------------------------------------------------
+
+
+def test_the_program_has_the_id_of_its_permit(gate: Any, start: Any) -> None:
+    script = "import os, sys; print(os.environ['HEADGATE_PERMIT'], flush=True); sys.stdin.read()"
+    process = start([PYTHON, "-c", script])
+    told = process.stdout.readline().strip()
+    assert [holder.id for holder in gate.holders()] == [told]
+    process.communicate("", timeout=60)
+    assert process.returncode == 0
+
+
+def test_an_exit_code_that_says_so_ends_the_permit_as_rate_limited(tmp_path: Path) -> None:
+    (tmp_path / "headgate.toml").write_text(
+        f'store = "sqlite:///{tmp_path}/state.db"\n[gates.gemini]\n'
+        "limits = [{ concurrency = 20, name = 'slots', adaptive = { start = 8, decrease = 2 } }]\n"
+    )
+    gates = headgate.load(tmp_path / "headgate.toml")
+    for code, wanted in (("3", 8), ("29", 6), ("0", 6)):
+        command = [PYTHON, "-m", "headgate", "acquire", "gemini", "--rate-limited-exit", "29", "--"]
+        done = subprocess.run([*command, PYTHON, "-c", f"raise SystemExit({code})"], cwd=tmp_path, check=False)
+        assert done.returncode == int(code)  # its own, whatever it means
+        assert gates["gemini"].usage()["slots"].limit == wanted
+    gates.close()
+
+
+def test_a_cost_that_can_never_fit_ends_with_another_code_than_a_time_out(gate: Any, start: Any) -> None:
+    never = start([PYTHON, "-c", ""], "--cost", "101")
+    assert never.wait(60) == 65
+    assert "can never fit" in never.stderr.read()
+    with gate.acquire():
+        assert start([PYTHON, "-c", ""], "--timeout", "0").wait(60) == 75

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -83,7 +85,63 @@ def test_without_click_one_sentence_says_what_to_install() -> None:
     script = "import sys; sys.modules['click'] = None; from headgate.cli import main; main()"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert out.returncode == 1
-    assert out.stderr == "headgate: the command line needs click and rich: pip install 'headgate[cli]'\n"
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cli"]
+    told, _, command = out.stderr.partition("pip install ")
+    assert told == "headgate: the command line needs click and rich: "
+    assert sorted(shlex.split(command)) == sorted(wanted)
+
+
+@pytest.mark.parametrize("extra", ["redis", "aws", "server", "cli"])
+def test_what_an_extra_brings_is_named_so_that_it_can_be_installed_wherever_headgate_came_from(extra: str) -> None:
+    from headgate.extras import how_to_install
+
+    command = how_to_install(extra)
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    assert shlex.split(command)[:2] == ["pip", "install"]
+    assert sorted(shlex.split(command)[2:]) == sorted(wanted)
+
+
+def test_no_page_tells_to_install_a_release_that_there_is_not() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.*")]
+    texts = [*pages, *(ROOT / "src").rglob("*.py")]
+    found = [str(file) for file in texts if file.suffix in (".md", ".py", ".service", ".toml", ".yml", "")]
+    assert not [file for file in found if "install 'headgate[" in Path(file).read_text(encoding="utf-8")]
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """What a shell is offered for the last of these words."""
+    env = os.environ | {
+        "_HEADGATE_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("headgate", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    out = subprocess.run(
+        [sys.executable, "-m", "headgate"], cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
+    return [line.partition(",")[2] for line in out.stdout.splitlines() if line]
+
+
+def test_a_shell_completes_gates_limits_and_classes(gates: Any, tmp_path: Path) -> None:
+    assert completed(tmp_path, "status", "") == ["adobe", "units", "orgs"]
+    assert completed(tmp_path, "explain", "o") == ["orgs"]
+    assert completed(tmp_path, "limits", "set", "adobe", "") == ["in_flight", "rpm"]
+    assert completed(tmp_path, "limits", "get", "orgs", "a") == ["all"]
+    assert completed(tmp_path, "reset", "units", "--limit", "") == ["pu"]
+    assert completed(tmp_path, "acquire", "units", "--priority", "b") == ["batch"]
+    assert completed(tmp_path, "--config", "nowhere.toml", "status", "") == []
+    assert "acquire" in completed(tmp_path, "a")
+
+
+def test_the_page_on_the_command_line_says_how_to_switch_completion_on() -> None:
+    page = (ROOT / "docs" / "how-to" / "command-line.md").read_text(encoding="utf-8")
+    for shell in ("bash", "zsh", "fish"):
+        env = os.environ | {"_HEADGATE_COMPLETE": f"{shell}_source"}
+        out = subprocess.run([sys.executable, "-m", "headgate"], env=env, capture_output=True, text=True, check=False)
+        assert f"_HEADGATE_COMPLETE={shell}_source headgate" in page
+        assert "_HEADGATE_COMPLETE" in out.stdout, out.stderr
 
 
 # --- init -------------------------------------------------------------------------------------------------------------
@@ -94,7 +152,7 @@ def test_what_init_writes_loads_and_its_gate_grants(tmp_path: Path, preset: str 
     printed = done("init", *(["--preset", preset] if preset else []))
     chosen = PRESETS[preset] if preset else DEFAULT
     spec = config_file.load()[chosen.gate]
-    assert spec.store == "sqlite:///headgate.db"
+    assert spec.store == f"sqlite:///{tmp_path}/headgate.db"
     # The line that init shows as the next step works as it stands.
     shown = re.search(r"next: headgate (acquire .*) -- curl", printed)
     assert shown is not None

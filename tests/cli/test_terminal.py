@@ -34,12 +34,14 @@ limits = [
 class Terminal:
     """A program in a terminal of its own, of a given size."""
 
-    def __init__(self, folder: Path, arguments: list[str], columns: int = 80, lines: int = 24) -> None:
+    def __init__(self, folder: Path, arguments: list[str], columns: int = 80, lines: int = 24, shell: str = "") -> None:
         self.text = ""
         self.pid, self.end = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
             os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), LINES=str(lines))
+            if shell:
+                os.execv("/bin/sh", ["sh", "-c", shell])
             os.execv(sys.executable, [sys.executable, "-m", "headgate", *arguments])
         fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
@@ -151,6 +153,28 @@ def test_ctrl_c_while_it_waits_leaves_the_line(gate: headgate.Gate, terminals: l
         assert terminal.ended() == 130
         assert "Traceback" not in terminal.text
         assert gate.usage().waiting == 0
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "{acquire} & wait; echo over",  # of a script: the terminal is the script's, and everything's in it
+        "set -m; {acquire} & wait; echo over",  # in the background
+        "echo 1 2 3 | xargs -n1 -P3 {acquire}; echo over",
+    ],
+    ids=["script", "background", "xargs"],
+)
+def test_it_waits_in_silence_in_the_background_and_where_the_terminal_is_shared(
+    gate: headgate.Gate, terminals: list[Terminal], tmp_path: Path, shell: str
+) -> None:
+    acquire = f"{sys.executable} -m headgate acquire adobe --timeout 1s -- true"
+    with gate.acquire(), gate.acquire():
+        terminal = Terminal(tmp_path, [], shell=shell.format(acquire=acquire))
+        terminals.append(terminal)
+        terminal.see("over")
+    assert "ran out of time in line" in terminal.text
+    assert "waiting for gate" not in terminal.text
+    assert "\x1b" not in terminal.text
 
 
 def test_ctrl_c_ends_a_program_that_does_not_mind_and_frees_its_slot(

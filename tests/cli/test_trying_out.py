@@ -70,6 +70,13 @@ def test_simulate_prints_a_table_json_csv_and_a_plot(tmp_path: Path) -> None:
     wrong = run("simulate", "small.toml", "--strategy", "magic")
     assert (wrong.exit_code, "magic" in wrong.stderr) == (2, True)
     assert run("simulate", "small.toml", "--plot", "no/such/folder.svg").exit_code == 1
+    told = run("simulate", "small.toml", "--json", "--plot", "out.svg")
+    assert told.stderr == f"headgate: wrote {tmp_path}/out.svg\n"
+    json.loads(told.stdout)
+    refused = run("simulate", "small.toml", "--plot", "out.png")
+    assert refused.exit_code == 2
+    assert "--plot draws SVG, so name it like fleet.svg, not 'out.png'" in refused.stderr
+    assert not (tmp_path / "out.png").exists()
 
 
 def test_doctor_finds_nothing_wrong_with_a_gate_that_works(gates: Any) -> None:

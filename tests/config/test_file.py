@@ -57,7 +57,7 @@ def limit(table: str) -> Any:
 def test_the_example_of_the_design_becomes_three_gates() -> None:
     config = parse(DESIGN, file=FILE)
     assert list(config) == ["adobe", "sentinel-hub", "api-deployment"]
-    assert config.store == "sqlite:///headgate.db"
+    assert config.store == f"sqlite:///{os.getcwd()}/conf/headgate.db"
     assert config.path == FILE
     assert config["adobe"].limits == (Window(190, per="1m", name="rpm"), Concurrency(150, name="in_flight"))
     assert config["adobe"].waiting == "line"
@@ -66,7 +66,7 @@ def test_the_example_of_the_design_becomes_three_gates() -> None:
     assert config["sentinel-hub"].limits[2] == Bucket(400000, per="744h", name="pu-month", unit="pu")
     assert config["api-deployment"].on_store_error == "open"
     assert config["api-deployment"].limits[0] == Concurrency(20, name="org", by="org", lease="6h")
-    assert {spec.store for spec in config.values()} == {"sqlite:///headgate.db"}
+    assert {spec.store for spec in config.values()} == {config.store}
 
 
 def test_every_kind_of_limit_takes_the_keys_of_its_constructor() -> None:
@@ -109,7 +109,7 @@ def test_a_gate_name_with_a_dot_is_written_in_quotes() -> None:
 
 def test_a_gate_may_have_a_store_of_its_own() -> None:
     text = 'store = "sqlite:///a.db"\n[gates.g]\nstore = "memory://"\nlimits = [{ concurrency = 1 }]'
-    assert (parse(text).store, parse(text)["g"].store) == ("sqlite:///a.db", "memory://")
+    assert (parse(text).store, parse(text)["g"].store) == (f"sqlite:///{os.getcwd()}/a.db", "memory://")
 
 
 def test_without_a_store_a_gate_is_in_memory() -> None:
@@ -206,8 +206,12 @@ def test_the_variable_replaces_the_store_of_the_file_but_not_that_of_a_gate(here
     text += '[gates.b]\nstore = "sqlite:///b.db"\nlimits = [{ concurrency = 1 }]\n'
     (here / "headgate.toml").write_text(text, encoding="utf-8")
     config = load(env={"HEADGATE_STORE": "memory://"})
-    assert (config.store, config["a"].store, config["b"].store) == ("memory://", "memory://", "sqlite:///b.db")
-    assert load(env={"HEADGATE_STORE": ""}).store == "sqlite:///a.db"
+    assert (config.store, config["a"].store, config["b"].store) == (
+        "memory://",
+        "memory://",
+        f"sqlite:///{here}/b.db",
+    )
+    assert load(env={"HEADGATE_STORE": ""}).store == f"sqlite:///{here}/a.db"
 
 
 def test_a_bad_store_in_the_variable_is_blamed_on_the_variable(here: Path) -> None:

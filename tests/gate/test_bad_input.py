@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,14 +159,31 @@ def test_a_lease_where_there_is_nothing_to_lease_is_refused(make: Any, store: st
         untouched(gate)
 
 
-@pytest.mark.parametrize("holder", ["", 5, b"me", "x" * 201, "bell\a", "two\nlines", ["me"], True], ids=repr)
-@pytest.mark.parametrize("limit", [slots(9), Bucket(9, per="1h", name="b")], ids=["leased", "rate"])
-def test_a_wrong_holder_is_refused_and_charges_nothing(make: Any, limit: Any, holder: Any) -> None:
-    gate = make("g", [limit], store=MemoryStore())
-    for ask in (gate.acquire, gate.try_acquire):
-        with pytest.raises(InvalidInput, match="holder"):
-            ask(holder=holder)
-    untouched(gate)
+LABELS = {
+    "": None,
+    5: "5",
+    b"me": "b'me'",
+    "x" * 201: "x" * 199 + "…",
+    "bell\a": r"bell\x07",
+    "two\nlines": r"two\nlines",
+    "\n" * 200: r"\n" * 99 + "\\…",
+    "half of a pair \ud800": r"half of a pair \ud800",
+    Path("a/b.pdf"): "a/b.pdf",
+}
+
+
+@pytest.mark.parametrize("given", LABELS, ids=repr)
+@pytest.mark.parametrize("way", ["acquire", "try_acquire"])
+@pytest.mark.parametrize("id", [None, "mine"])
+def test_a_holder_is_a_label_which_is_shortened_and_escaped_and_never_an_error(
+    make: Any, tmp_path: Path, way: str, given: Any, id: str | None
+) -> None:
+    for store in (MemoryStore(), f"sqlite:///{tmp_path}/gates.db"):
+        gate = make("g", [slots(9)], store=store)
+        permit = getattr(gate, way)(holder=given, id=id)
+        assert [holder.holder for holder in gate.holders()] == [LABELS[given]]
+        assert permit.release() is True
+        gate.store.close()
 
 
 @pytest.mark.parametrize("id", ["", "with space", "x" * 201, b"id", 1.5, True, ["id"], "ü"], ids=repr)

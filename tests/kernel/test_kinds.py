@@ -145,3 +145,22 @@ def test_every_outcome_says_what_follows_from_it() -> None:
         "error": (False, False, False, 0),
         "unsent": (False, False, True, 0),
     }
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (Window(3, per="1m"), "Window(3, per=60, name='window')"),
+        (
+            Window(1234567.5, per="250ms", name="w", unit="pu", by="org"),
+            "Window(1234567.5, per=0.25, name='w', unit='pu', by='org')",
+        ),
+        (Bucket(10, per="744h", name="b"), "Bucket(10, per=2678400, name='b')"),
+        (Quota(5, per="month"), "Quota(5, per='month', name='quota')"),
+        (Concurrency(7), "Concurrency(7, name='concurrency')"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_limit_shows_what_it_is_and_can_be_made_again_from_that(limit: Limit, shown: str) -> None:
+    assert repr(limit) == shown
+    assert eval(shown) == limit

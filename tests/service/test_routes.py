@@ -369,6 +369,20 @@ def test_gates_are_listed_with_their_limits_and_shown_with_their_overrides(clien
     assert (shown["mode"], shown["units"], shown["waiting"]) == ("line", ["requests"], 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"), [("a\nb", r"a\nb"), ("x" * 2000, "x" * 199 + "…"), ("\ud800", r"\ud800"), ("", None)]
+)
+def test_a_holder_is_shortened_and_escaped_and_never_an_error(client: Client, given: str, shown: str | None) -> None:
+    for path, body in (
+        ("/v1/gates/orgs/acquire", {"key": {"org": "acme"}, "holder": given}),
+        ("/v1/batch", {"commands": [{"do": "acquire", "gate": "orgs", "key": {"org": "acme"}, "holder": given}]}),
+    ):
+        assert client.post(path, body).status == 200
+        [holder] = client.get("/v1/gates/orgs/holders").json["holders"]
+        assert holder["holder"] == shown
+        client.release(holder["id"])
+
+
 def test_holders_are_named_with_ids_that_can_be_released(client: Client) -> None:
     client.acquire("orgs", key={"org": "acme"}, holder="job 7")
     [holder] = client.get("/v1/gates/orgs/holders").json["holders"]
@@ -452,8 +466,7 @@ WRONG_BODIES: dict[str, tuple[str, Any, str]] = {
     "a key that is a number": ("/v1/gates/orgs/acquire", {"key": {"org": 7}}, "key"),
     "a key that is a list": ("/v1/gates/orgs/acquire", {"key": ["org"]}, "key"),
     "a priority that there is not": (ACQUIRE, {"priority": "live"}, "priority"),
-    "a holder with a line break": (ACQUIRE, {"holder": "a\nb"}, "holder"),
-    "a holder that is too long": (ACQUIRE, {"holder": "x" * 201}, "holder"),
+    "a holder that is no text": (ACQUIRE, {"holder": 5}, "holder"),
     "a lease that is too short": (ACQUIRE, {"lease": 0.001}, "lease"),
     "a lease where nothing is leased": ("/v1/gates/few/acquire", {"lease": 10}, "lease"),
     "a wait that is too long": (ACQUIRE, {"wait": 5.1}, "wait"),
@@ -504,10 +517,9 @@ def test_a_limits_new_value_must_be_one(client: Client) -> None:
         (b'{"cost": 1' + b"0" * 3000 + b"}", 422, "invalid-input"),
         (b"[]", 422, "invalid-input"),
         (b'"x"', 422, "invalid-input"),
-        (b'{"holder": "\\ud800"}', 422, "invalid-input"),
         (b" " * 4097, 413, "body-too-large"),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_a_body_that_is_not_what_it_should_be_is_refused(client: Client, raw: bytes, status: int, kind: str) -> None:
     answer = client.post(ACQUIRE, raw=raw)

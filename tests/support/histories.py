@@ -130,6 +130,25 @@ FAMILIES: dict[str, list[Policy]] = {
             ],
         ),
     ],
+    # Under one name two kinds, of which the first to be charged stays until a reset: asks of the other are refused.
+    "kinds": [
+        Policy(
+            "kinds",
+            [
+                Window(3, per="6s", name="x"),
+                Concurrency(2, lease="5s", name="c"),
+                Bucket(2, per="4s", name="k", by="org"),
+            ],
+        ),
+        Policy(
+            "kinds",
+            [
+                Bucket(3, per="6s", name="x"),
+                Concurrency(2, lease="5s", name="c"),
+                Window(2, per="4s", name="k", by="org"),
+            ],
+        ),
+    ],
 }  # fmt: skip
 
 #: version of the configuration, cost, key, class

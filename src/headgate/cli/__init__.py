@@ -1,6 +1,6 @@
 """The command line. One file per noun; `app.py` has the table of commands and the exit codes.
 
-Needs click and rich, which the `cli` extra brings: `pip install 'headgate[cli]'`.
+Needs click and rich, which the `cli` extra brings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import click as click
         import rich as rich
     except ImportError:
-        sys.stderr.write("headgate: the command line needs click and rich: pip install 'headgate[cli]'\n")
+        from ..extras import how_to_install
+
+        sys.stderr.write(f"headgate: the command line needs click and rich: {how_to_install('cli')}\n")
         sys.exit(1)
     from .app import app
 

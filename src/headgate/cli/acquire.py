@@ -23,10 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
-    from typing import Any
+    from typing import Any, TextIO
 
     from headgate import Gate, Permit
     from headgate.events import Event
+    from headgate.kernel.model import OutcomeName
 
 #: Signals that end a wait, and are forwarded to the program once it runs.
 FORWARDED = (
@@ -42,7 +43,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @click.command()
-@click.argument("gate")
+@params.gate_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
     "--timeout", type=params.Duration(zero=True), help="Wait at most so long; 0 does not wait. Default: for ever."
@@ -54,6 +55,13 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 @click.option("--lease", type=params.Duration(), help="Length of the slot's lease, renewed while the program runs.")
 @click.option(
     "--kill-after", type=params.Duration(), help="Kill the program so long after a signal that asked it to end."
+)
+@click.option(
+    "--rate-limited-exit",
+    metavar="N",
+    multiple=True,
+    type=click.IntRange(1, 255),
+    help="The program ends with N when the upstream has refused it: then the permit ends as rate_limited.",
 )
 @click.pass_context
 def acquire(
@@ -67,12 +75,13 @@ def acquire(
     holder: str | None,
     lease: str | float | None,
     kill_after: str | float | None,
+    rate_limited_exit: tuple[int, ...],
 ) -> None:
     """Wait for a permit, run COMMAND under it, and release it whatever happens.
 
     Standard input and output, signals and the exit code are the program's own: `headgate acquire adobe -- curl -fsS URL`.
-    A program that could not be started is charged nothing. Should this process be killed by SIGKILL, the slot comes back
-    when its lease expires.
+    The program has the permit's id in $HEADGATE_PERMIT. One that could not be started is charged nothing. Should this
+    process be killed by SIGKILL, the slot comes back when its lease expires.
     """
     # Before anything is asked for: a misspelt program must not wait an hour to say so.
     if shutil.which(command[0]) is None:
@@ -91,23 +100,28 @@ def acquire(
         "holder": holder or f"{os.path.basename(command[0])[:100]} {os.getpid()}",
     }
     grace = None if kill_after is None else duration.parse(kill_after) / 1e6
-    context.exit(run_under(found, ask, command, grace))
+    context.exit(run_under(found, ask, command, grace, rate_limited_exit))
 
 
-def run_under(gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: float | None) -> int:
-    """Take a permit, run the program, release; returns the exit code to end with."""
+def run_under(
+    gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: float | None, refused_codes: tuple[int, ...] = ()
+) -> int:
+    """Take a permit, run the program, release; returns the exit code to end with.
+
+    `refused_codes` are those by which the program tells that the upstream has refused it.
+    """
     # An id of our own: what is granted can be given back even if a signal comes between the grant and its assignment.
     id = f"run-{os.urandom(6).hex()}"
     permit: Permit | None = None
     refused = False
-    outcome = "unsent"
+    outcome: OutcomeName = "unsent"
     with warnings_on_stderr(), Signals() as signals:
         try:
             with waiting(gate.name):
                 permit = gate.acquire(**ask, id=id)
             signals.start_forwarding()
-            code = run(command, signals, grace)
-            outcome = "ok" if code == 0 else "error"
+            code = run(command, signals, grace, permit.id)
+            outcome = "ok" if code == 0 else "rate_limited" if code in refused_codes else "error"
             return code if code >= 0 else 128 - code
         except HeadgateError:
             refused = permit is None
@@ -125,9 +139,9 @@ def run_under(gate: Gate, ask: dict[str, Any], command: tuple[str, ...], grace: 
                     gate.release(id, "unsent")
 
 
-def run(command: tuple[str, ...], signals: Signals, grace: float | None) -> int:
+def run(command: tuple[str, ...], signals: Signals, grace: float | None, permit_id: str) -> int:
     """Run a program to its end, forwarding signals. Returns its exit code, or minus the signal that killed it."""
-    child = subprocess.Popen(command)
+    child = subprocess.Popen(command, env={**os.environ, "HEADGATE_PERMIT": permit_id})
     kill_at: float | None = None
     while child.poll() is None:
         for number in signals.wait(None if kill_at is None else kill_at - monotonic()):
@@ -223,10 +237,24 @@ def warnings_on_stderr() -> Iterator[None]:
         end()
 
 
+def has_terminal_to_itself(stream: TextIO) -> bool:
+    """Whether this process was started by itself from a terminal, and is in the foreground there.
+
+    A shell gives a process group to what is typed in it. One of many (of `xargs -P`, of a script or a Makefile) is in the
+    group of another process, whose children all write to the same terminal; one in the background must not write at all.
+    """
+    if not stream.isatty() or os.getpgrp() != os.getpid():
+        return False
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except OSError:  # not the terminal of this session
+        return False
+
+
 @contextmanager
 def waiting(gate: str) -> Iterator[None]:
-    """In a terminal, say what is waited for."""
-    if not sys.stderr.isatty():
+    """In a terminal that is this process's alone, say what is waited for."""
+    if not has_terminal_to_itself(sys.stderr):
         yield
         return
     from rich.console import Console

@@ -6,6 +6,7 @@ import codecs
 import io
 import logging
 import os
+import re
 import sys
 from importlib import import_module
 
@@ -50,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("token", "token"),
 }
 
-OK, FAILED, USAGE, UNAVAILABLE, DENIED, CONFIG = 0, 1, 2, 69, 75, 78
+OK, FAILED, USAGE, NEVER, UNAVAILABLE, DENIED, CONFIG = 0, 1, 2, 65, 69, 75, 78
 NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 126, 127, 130
 
 #: Every exit code and what it means. The reference page repeats it.
@@ -58,8 +59,9 @@ EXIT_CODES: dict[str, str] = {
     "0": "Done.",
     "1": "Not done, and the message says why: there was no such lease, a file is in the way, `doctor` found something.",
     "2": "A wrong argument or option: an unknown gate, limit, unit or key, a cost that makes no sense.",
+    "65": "Denied for good: the ask can never fit, however long it waits (EX_DATAERR). Nothing was charged.",
     "69": "The store cannot be reached or cannot be used (EX_UNAVAILABLE).",
-    "75": "Denied: the time-out ran out, or the ask can never fit (EX_TEMPFAIL). Nothing was charged.",
+    "75": "Denied for now: the time-out ran out (EX_TEMPFAIL). Nothing was charged.",
     "78": "A configuration or scenario that is missing or not accepted (EX_CONFIG).",
     "126": "`acquire`: the program is there but cannot be executed.",
     "127": "`acquire`: there is no such program.",
@@ -79,7 +81,7 @@ class Failed(click.ClickException):
 def code_of(error: HeadgateError) -> int:
     """The exit code of an error of the library."""
     if isinstance(error, Denied):
-        return DENIED
+        return DENIED if error.retry_after is not None else NEVER
     if isinstance(error, StoreUnavailable | StoreFormatError):
         return UNAVAILABLE
     if isinstance(error, UnknownGate):
@@ -87,6 +89,23 @@ def code_of(error: HeadgateError) -> int:
     if isinstance(error, ConfigError | KindChanged):
         return CONFIG
     return USAGE if isinstance(error, InvalidInput) else FAILED
+
+
+#: What the library says in Python, and how it is said here.
+_SYNTAX = (
+    (re.compile(r"\bcost=\{'([^']+)': ([^}]+)\}"), r"--cost \1=\2"),
+    (re.compile(r"\bkey=\{'([^']+)': '([^']+)'\}"), r"--key \1=\2"),
+    (re.compile(r"reset\(\) the gate \((`headgate reset [^`]+`)\)"), r"forget what the gate counts with \1"),
+    (re.compile(r"its id \(permit\.id\)"), "its id (see `headgate leases list`)"),
+    (re.compile(r"load\(path\) or \$HEADGATE_CONFIG"), "--config PATH or $HEADGATE_CONFIG"),
+)
+
+
+def in_own_syntax(message: str) -> str:
+    """A message of the library with its hints as the command line takes them."""
+    for python, here in _SYNTAX:
+        message = python.sub(here, message)
+    return message
 
 
 class App(click.Group):
@@ -141,7 +160,7 @@ class App(click.Group):
         except click.Abort:
             code = INTERRUPTED
         except HeadgateError as error:
-            _tell(f"headgate: {error}")
+            _tell(f"headgate: {in_own_syntax(str(error))}")
             code = code_of(error)
         except UnicodeEncodeError as error:
             _tell(f"headgate: {error.object!r} is not text: it has bytes that are not UTF-8")

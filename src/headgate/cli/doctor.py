@@ -87,7 +87,8 @@ def examine(context: click.Context, processes: int | None, create: bool) -> Iter
         yield Check("configuration", "wrong", str(error))
         return
     config = gates.config
-    yield Check("configuration", "ok", f"{config.path}: {params.counted(len(config), 'gate')}: {', '.join(config)}")
+    gates_there = f"{params.counted(len(config), 'gate')}: {', '.join(config)}"
+    yield Check("configuration", "ok", f"{params.path_of(config)}: {gates_there}")
     for url in dict.fromkeys(config[name].store for name in config):
         yield from _store(url, create)
         yield from _guarded([name for name in config if config[name].store == url], gates)

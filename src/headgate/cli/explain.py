@@ -10,7 +10,7 @@ from . import params
 
 
 @click.command()
-@click.argument("gate")
+@params.gate_argument
 @params.cost_option
 @params.key_option
 @params.priority_option

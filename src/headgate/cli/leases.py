@@ -16,7 +16,7 @@ def leases() -> None:
 
 
 @leases.command("list")
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @params.key_option
 @params.json_option
 @click.pass_context
@@ -58,7 +58,7 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
 
 
 @leases.command("release")
-@click.argument("gate")
+@params.gate_argument
 @click.argument("id")
 @click.pass_context
 def release_lease(context: click.Context, gate: str, id: str) -> None:

@@ -50,7 +50,7 @@ def _row(gate: str, limit: Limit, override: Override | None) -> dict[str, Any]:
 
 
 @limits.command("list")
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @params.json_option
 @click.pass_context
 def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None:
@@ -90,8 +90,8 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
 
 
 @limits.command("get")
-@click.argument("gate")
-@click.argument("limit")
+@params.gate_argument
+@params.limit_argument
 @params.key_option
 @params.json_option
 @click.pass_context
@@ -117,8 +117,8 @@ def get_limit(context: click.Context, gate: str, limit: str, key: dict[str, str]
 
 
 @limits.command("set", context_settings={"ignore_unknown_options": True})  # -5 is a wrong value, not an option
-@click.argument("gate")
-@click.argument("limit")
+@params.gate_argument
+@params.limit_argument
 @click.argument("value", type=float)
 @params.key_option
 @click.pass_context
@@ -132,8 +132,8 @@ def set_limit(context: click.Context, gate: str, limit: str, value: float, key: 
 
 
 @limits.command("delete")
-@click.argument("gate")
-@click.argument("limit")
+@params.gate_argument
+@params.limit_argument
 @params.key_option
 @click.pass_context
 def delete_limit(context: click.Context, gate: str, limit: str, key: dict[str, str] | None) -> None:

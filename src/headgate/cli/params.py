@@ -13,10 +13,11 @@ import headgate
 from headgate import duration
 from headgate.config import file as config_file
 from headgate.gate.gates import Gates
+from headgate.stores.base import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from headgate import AsyncGate, Gate
@@ -95,6 +96,44 @@ def _mapped(context: click.Context, param: click.Parameter, pairs: Any) -> Any:
     return dict(pairs) or None
 
 
+def _known(context: click.Context) -> Mapping[str, Any]:
+    """The gates of the configuration, for completion: none where it cannot be read."""
+    file = context.find_root().params.get("config") or os.environ.get("HEADGATE_CONFIG") or "headgate.toml"
+    try:
+        return dict(config_file.load(file))
+    except headgate.HeadgateError:
+        return {}
+
+
+def _typed(context: click.Context, known: Mapping[str, Any]) -> Any:
+    """The gate that stands before what is completed; None where there is none yet.
+
+    Where an option lacks its value, which is what is completed then, click has not read the arguments before it.
+    """
+    words = [context.params.get("gate") or "", *os.environ.get("COMP_WORDS", "").split()]
+    return next((known[word] for word in words if word in known), None)
+
+
+def complete_gate(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    return [name for name in _known(context) if name.startswith(begun)]
+
+
+def complete_limit(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """The limits of the gate that stands before, or of all."""
+    known = _known(context)
+    gate = _typed(context, known)
+    named = list(known.values()) if gate is None else [gate]
+    return sorted({limit.name for gate in named for limit in gate.limits if limit.name.startswith(begun)})
+
+
+def complete_priority(context: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    gate = _typed(context, _known(context))
+    return [name for name in (gate.priorities or ()) if name.startswith(begun)] if gate is not None else []
+
+
+gate_argument: Decorator = click.argument("gate", shell_complete=complete_gate)
+optional_gate_argument: Decorator = click.argument("gate", required=False, shell_complete=complete_gate)
+limit_argument: Decorator = click.argument("limit", shell_complete=complete_limit)
 cost_option: Decorator = click.option(
     "--cost",
     multiple=True,
@@ -112,7 +151,10 @@ key_option: Decorator = click.option(
     help="Who asks, for limits that are kept by a key; once per key.",
 )
 priority_option: Decorator = click.option(
-    "--priority", metavar="CLASS", help="The priority class. Default: the highest."
+    "--priority",
+    metavar="CLASS",
+    help="The priority class. Default: the highest.",
+    shell_complete=complete_priority,
 )
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -144,6 +186,16 @@ class FileGates(Gates):
             raise
         except headgate.InvalidInput as error:
             raise headgate.ConfigError(str(error), file=self.config.path, path=f"gates.{name}") from error
+
+
+def path_of(config: config_file.Config) -> str:
+    """The configuration file, as another directory would have to name it."""
+    return os.path.abspath(config.path or "")
+
+
+def stores_of(gates: Gates, names: Iterable[str] | None = None) -> str:
+    """The stores of these gates for people to read, with absolute paths."""
+    return ", ".join(sorted({shown(gates.config[name].store) for name in names or gates}))
 
 
 def find_gate(context: click.Context, name: str) -> Gate:

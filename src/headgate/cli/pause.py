@@ -8,7 +8,7 @@ from . import params
 
 
 @click.command()
-@click.argument("gate")
+@params.gate_argument
 @click.argument("seconds", type=params.Duration(), required=False)
 @click.option("--until-resumed", is_flag=True, help="Pause without an end, in place of SECONDS.")
 @click.option("--reason", default="", help="Why; everybody who asks what blocks is shown it.")
@@ -27,7 +27,7 @@ def pause(context: click.Context, gate: str, seconds: str | float | None, until_
 
 
 @click.command()
-@click.argument("gate")
+@params.gate_argument
 @click.pass_context
 def resume(context: click.Context, gate: str) -> None:
     """End a pause. Harmless where there is none."""

@@ -42,7 +42,7 @@ class Rate(params.Type):
 
 
 @click.command()
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @click.option("--duration", "call", type=params.Duration(), help="How long a call takes: 5, 30s, 2m.")
 @click.option(
     "--rate", "rates", multiple=True, type=Rate(), metavar="N/PER", help="A rate such as 190/1m, without a GATE."

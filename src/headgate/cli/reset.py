@@ -9,8 +9,10 @@ from .app import OK
 
 
 @click.command()
-@click.argument("gate")
-@click.option("--limit", metavar="NAME", help="This limit alone; the others count on.")
+@params.gate_argument
+@click.option(
+    "--limit", metavar="NAME", help="This limit alone; the others count on.", shell_complete=params.complete_limit
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def reset(context: click.Context, gate: str, limit: str | None, yes: bool) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import click
 
+from headgate.extras import how_to_install
+
 from . import params
 from .app import Failed
 
@@ -37,6 +39,7 @@ def serve(context: click.Context, host: str | None, port: int | None, any_gate: 
 
         guard = server.make_guard(gates, settings, any_gate)
         served = params.counted(len(gates), "gate")
-        server.serve(guard, log_level, lambda address: click.echo(f"headgate: serving {served} on {address}"))
+        where = f"from {params.path_of(gates.config)} in {params.stores_of(gates)}"
+        server.serve(guard, log_level, lambda address: click.echo(f"headgate: serving {served} on {address}, {where}"))
     except ModuleNotFoundError as error:
-        raise Failed(f"serving needs a server: pip install 'headgate[server]' ({error})") from error
+        raise Failed(f"serving needs a server: {how_to_install('server')} ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import click
@@ -49,6 +50,8 @@ def simulate(
     for name in strategies:
         if strategies.count(name) > 1:
             raise click.UsageError(f"strategy {name!r} is given twice", context)
+    if plot is not None and not plot.lower().endswith(".svg"):
+        raise click.UsageError(f"--plot draws SVG, so name it like fleet.svg, not {plot!r}", context)
     scenario = simulator.load(file)
     if plot is not None:
         _try_to_write(plot)  # now: not after a run of minutes
@@ -57,6 +60,7 @@ def simulate(
     if plot is not None:
         with open(plot, "w", encoding="utf-8") as stream:
             stream.write(result.as_svg())
+        click.echo(f"headgate: wrote {os.path.abspath(plot)}", err=True)
     if as_json:
         params.print_json(result.as_json())
     elif as_csv:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import click
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @params.key_option
 @click.option(
     "--top-keys",
@@ -38,6 +39,8 @@ def status(
     All gates, or GATE alone. Spends nothing. With --key also the limits of that key, with --top-keys those of the keys that
     use most.
     """
+    from rich.text import Text
+
     from .view import columns, gate_lines, look, make_console, plain_signs, stacked
 
     gates = params.load_gates(context)
@@ -48,12 +51,16 @@ def status(
     names = [gate] if gate is not None else list(gates)
     views = [look(gates[name], params.limits_of(gates, name), key, top_keys) for name in names]
     if as_json:
-        params.print_json({"gates": [as_values(view) for view in views]})
+        told = [as_values(view) | {"store": params.stores_of(gates, [view.usage.gate])} for view in views]
+        params.print_json({"config": params.path_of(gates.config), "gates": told})
         return
     console = make_console()
     signs = plain_signs(console)
     widths = columns(views, console.width, signs)
     console.print(stacked([gate_lines(view, console.width, plain=signs, widths=widths) for view in views]))
+    where = f"{params.stores_of(gates, names)} · {params.path_of(gates.config)}"
+    cut = console.is_terminal or "COLUMNS" in os.environ  # else a path stays in one piece, to be searched for
+    console.print(Text(where, "bright_black", overflow="fold"), soft_wrap=not cut)
     for store in sorted({gates.config[name].store for name in names}):
         params.warn_if_unshared(store)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -13,7 +14,6 @@ import click
 from rich.text import Text
 
 from headgate import HeadgateError
-from headgate.stores.base import shown
 
 from . import params
 from .view import columns, gate_lines, look, make_console, plain_signs, stacked
@@ -33,7 +33,7 @@ PAST = 60
 
 
 @click.command()
-@click.argument("gate", required=False)
+@params.optional_gate_argument
 @click.option("--every", default="1s", type=params.Duration(), show_default=True, help="How often to look.")
 @click.pass_context
 def top(context: click.Context, gate: str | None, every: str | float) -> None:
@@ -48,7 +48,7 @@ def top(context: click.Context, gate: str | None, every: str | float) -> None:
     for name in names:
         gates.config[name]  # a gate that is not there is an error, not an empty frame
     console = make_console()
-    screen = Screen(gates, names, console, params.file_of(context))
+    screen = Screen(gates, names, console, params.path_of(gates.config))
     if not console.is_terminal:
         console.print(screen.frame(None, strict=True))
         return
@@ -114,11 +114,14 @@ class Screen:
         return [*blocks[:kept], [Text(more, style="bright_black")]]
 
     def _title(self, width: int) -> Text:
-        stores = sorted({shown(self._gates.config[name].store) for name in self._names})
-        left = f"headgate · {self._file} · {', '.join(stores)}"
+        stores = params.stores_of(self._gates, self._names)
         right = f"{time.strftime('%H:%M:%S')}  q quits" if self._console.is_terminal else time.strftime("%H:%M:%S")
+        room = max(10, width - len(right) - 2)
+        left = f"headgate · {stores} · {self._file}"
+        if len(left) > room:  # the store is what two directories could differ in
+            left = f"headgate · {stores} · {os.path.basename(self._file)}"
         title = Text(left, style="bright_black")
-        title.truncate(max(10, width - len(right) - 2), overflow="ellipsis", pad=True)
+        title.truncate(room, overflow="ellipsis", pad=True)
         return Text.assemble(title, "  ", (right, "bright_black"))
 
 

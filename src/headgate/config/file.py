@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import duration
-from ..errors import ConfigError, InvalidInput, UnknownGate
+from ..errors import ConfigError, InvalidInput, UnknownGate, figure
 from .serve import Serve, read_serve
 from .toml_table import Table, did_you_mean, listed, read_text, type_of
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..kernel.limits import Limit
+    from ..kernel.model import Waiting
     from .sources import Refresher
 
 ENVIRONMENT: dict[str, str] = {
     "HEADGATE_CONFIG": "The configuration file. Default: `headgate.toml` in the working directory.",
-    "HEADGATE_STORE": "The store's URL; replaces the top-level `store` of the configuration file, not that of a gate.",
+    "HEADGATE_STORE": (
+        "The store's URL; replaces the top-level `store` of the configuration file, not that of a gate. "
+        "A relative path in it starts at the working directory."
+    ),
     "HEADGATE_TOKEN": "The token for a guard, where a store's `http://` URL has none.",
 }
 """Every environment variable that Headgate reads. `docs/reference/environment.md` repeats it; a test compares them."""
@@ -74,7 +78,7 @@ class GateSpec:
     #: None at all: those of its guard.
     limits: tuple[Limit, ...]
     store: str = field(default=DEFAULT_STORE, repr=False)  # it may hold a password
-    waiting: str = "line"
+    waiting: Waiting = "line"
     priorities: dict[str, float] | None = None
     on_store_error: str = "closed"
     max_delay: str | float | None = None
@@ -137,7 +141,7 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os
     """Read a configuration file: `path`, else `$HEADGATE_CONFIG`, else `headgate.toml` in the working directory.
 
     `$HEADGATE_STORE` replaces the file's top-level `store`. An empty variable counts as not set. Nothing but the file
-    is read: no store is opened and no source asked. Raises `ConfigError`.
+    is read: no store is opened and no source asked. A relative path in the file starts at the file. Raises `ConfigError`.
     """
     if path is not None:
         file, looked = os.fspath(path), "as the caller said"
@@ -154,7 +158,10 @@ def parse(text: str, *, file: str = DEFAULT_FILE, store: str | None = None) -> C
     top.only(TOP_KEYS)
     variable = "HEADGATE_STORE"
     own_store = _store(top, "store", DEFAULT_STORE)  # looked at even where it is replaced: a mistake in it is still one
-    store = own_store if store is None else _store(Table("environment", "", {variable: store}), variable, "")
+    if store is None:
+        store = own_store
+    else:  # which is in no file: a relative path in it starts at the working directory
+        store = _store(Table("environment", "", {variable: store}), variable, "", folder=os.getcwd())
     gates = top.table("gates")
     if not gates.values:
         raise top.refuse("there are no gates", f"add one: [gates.adobe] with limits = [{_LIMIT_EXAMPLE}]", key="gates")
@@ -204,8 +211,11 @@ def read_toml(text: str, file: str) -> dict[str, Any]:
         ) from None
 
 
-def _store(table: Table, key: str, default: str) -> str:
+def _store(table: Table, key: str, default: str, folder: str | None = None) -> str:
+    """The store's URL under a key. A relative path in it starts at the folder, by default that of the file."""
     import re
+
+    from ..stores import absolute
 
     url = table.text(key)
     if url is None:
@@ -217,7 +227,7 @@ def _store(table: Table, key: str, default: str) -> str:
             "write it like memory://, sqlite:///headgate.db or redis://localhost:6379/0",
             key=key,
         )
-    return url
+    return absolute(url, table.folder if folder is None else folder)
 
 
 def read_gate(table: Table, name: str, store: str) -> GateSpec:
@@ -238,7 +248,7 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
                     key=key,
                 )
         return GateSpec(name=name, limits=(), store=url, on_store_error=_on_store_error(table))
-    waiting = table.choice("waiting", WAITING, "line")
+    waiting: Any = table.choice("waiting", WAITING, "line")
     limits, sources = _limits(table, name)
     for index, limit in enumerate(limits):
         if waiting == "promise" and limit.leased:
@@ -375,7 +385,7 @@ def _source(table: Table, limit: Limit, name: str, check: Callable[[float], obje
     from .sources import Refresher, open_source
 
     with table.blame("source"):
-        source = open_source(text)
+        source = open_source(text, table.folder)
     seconds = duration.parse(DEFAULT_REFRESH if every is None else every) / 1e6
     return Refresher(source, limit.limit, every=seconds, name=name, check=check)
 
@@ -399,7 +409,7 @@ def _priorities(gate: Table) -> dict[str, float] | None:
             )
         if share > above:
             raise table.refuse(
-                f"the share {share:g} is larger than that of the class above it ({above:g})",
+                f"the share {figure(share)} is larger than that of the class above it ({figure(above)})",
                 f"put the highest class first, and give each at most the share of the one above: {example}",
                 key=name,
             )

@@ -53,13 +53,13 @@ class EnvSource:
 class FileSource:
     """`file:PATH`: a text file that holds the number and nothing else, such as a mounted ConfigMap.
 
-    A relative path starts at the working directory, as that of a `sqlite:///` store does.
+    A relative path starts at the working directory; in a configuration file, at that file.
     """
 
     def __init__(self, path: str) -> None:
         if not path or "\0" in path:
             raise InvalidInput(f"{path!r} is not a path; write it like file:/etc/headgate/adobe-rpm")
-        self.path = path
+        self.path = os.path.abspath(path)  # now: the process may go elsewhere before it reads
 
     def read(self) -> str:
         with open(self.path, encoding="utf-8") as file:
@@ -75,12 +75,17 @@ SOURCES: dict[str, Callable[[str], Source]] = {
 _LONGEST_NUMBER = 400  # characters; whatever is longer is not a number that somebody wrote
 
 
-def open_source(text: str) -> Source:
-    """The source that `"env:ADOBE_RPM"` or `"file:/run/rpm"` names; `InvalidInput` where it names none."""
+def open_source(text: str, folder: str | None = None) -> Source:
+    """The source that `"env:ADOBE_RPM"` or `"file:/run/rpm"` names; `InvalidInput` where it names none.
+
+    A relative path starts at `folder`, by default at the working directory.
+    """
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in SOURCES:
         known = ", ".join(f"{name}:…" for name in SOURCES)
         raise InvalidInput(f"{text!r} names no source; the sources are {known}, as in env:ADOBE_RPM")
+    if scheme == "file" and rest and folder is not None:
+        rest = os.path.join(folder, rest)
     return SOURCES[scheme](rest)
 
 

@@ -53,6 +53,11 @@ class Table:
         self.path = path
         self.values = values
 
+    @property
+    def folder(self) -> str:
+        """Where the file lies: what a relative path in it starts at."""
+        return os.path.dirname(os.path.abspath(self.file))
+
     def at(self, key: str | None) -> str | None:
         """The path of a key of this table, written as TOML would; of the table itself for None."""
         if key is None:

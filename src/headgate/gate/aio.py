@@ -10,9 +10,9 @@ from ..errors import Denied, HeadgateError, PolicyChanged, StoreUnavailable
 from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
-from ..kernel.model import SECOND, Grant, Wait
+from ..kernel.model import SECOND, Grant, Wait, label_of
 from ..stores.base import checked
-from .base import ONE, BaseGate, checked_holder, ends
+from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import ENDED, AsyncPermit, AsyncPlace, Terms
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn, Self
 
     from ..kernel.commands import Command
     from ..kernel.flows import Flow, Undo
-    from ..kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
+    from ..kernel.model import Explanation, Holder, LimitUsage, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
@@ -45,32 +45,55 @@ class _Acquiring:
     It can be sent to like a coroutine, so that `asyncio.create_task` takes it as well as `gather` and `wait_for` do.
     """
 
-    __slots__ = ("_ask", "_gate", "_permit", "_running")
+    __slots__ = ("_ask", "_awaited", "_gate", "_permit", "_running")
 
     _gate: AsyncGate
     #: What `AsyncGate._acquire` takes; None for an ask that says nothing.
     _ask: tuple[Any, ...] | None
     _permit: AsyncPermit
     _running: Coroutine[Any, Any, AsyncPermit]
+    #: Set when it is awaited or entered; what is dropped without is a mistake that would let a call go without a permit.
+    _awaited: bool
+
+    def __del__(self) -> None:
+        try:
+            self._awaited  # noqa: B018  looking is all that most of them can afford
+        except AttributeError:
+            from warnings import warn
+
+            told = f"acquire() of AsyncGate {self._gate.name!r} was never awaited, so no permit was taken: write "
+            warn(f"{told}`async with gate.acquire()`, or `await gate.acquire()`", RuntimeWarning, stacklevel=2)
+
+    def __enter__(self) -> NoReturn:
+        self._awaited = True
+        raise TypeError(f"acquire() of AsyncGate {self._gate.name!r} is awaited: use `async with`, not `with`")
+
+    def __exit__(self, *error: object) -> None:
+        """Never called, and looked up before `__enter__`."""
 
     def send(self, value: None) -> Any:
+        self._awaited = True  # also where it is cancelled before its first step
         if not hasattr(self, "_running"):
             self._running = self.__aenter__()
         return self._running.send(value)
 
     def throw(self, *error: Any) -> Any:
+        self._awaited = True
         if not hasattr(self, "_running"):
             self._running = self.__aenter__()
         return self._running.throw(*error)
 
     def close(self) -> None:
+        self._awaited = True
         if hasattr(self, "_running"):
             self._running.close()
 
     def __await__(self) -> Generator[Any, None, AsyncPermit]:
+        self._awaited = True
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> AsyncPermit:
+        self._awaited = True
         ask, quick = self._ask, self._gate._plain_ask
         if ask is None and quick is not None:
             reply = quick()
@@ -245,7 +268,8 @@ class AsyncGate(BaseGate):
     async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
         """One `Admit`, without a flow, on a store whose reply has to be awaited."""
         length = plan.lease if lease is None else self._lease_for(plan, lease)
-        terms = Terms(False, length, checked_holder(holder))
+        holder = label_of(holder)
+        terms = Terms(False, length, holder)
         id = self._new_id(plan) if length else ""
         try:
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
@@ -337,6 +361,8 @@ class AsyncGate(BaseGate):
         tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
         self._store.listen(ticket, tell)
         self._keeper.attend(self.name, ticket, tell)
+        if self.closed:  # perhaps just now, after the reply that makes it wait
+            tell(flows.CLOSED)
         return mailbox
 
     def _gone(self, ticket: str) -> Callable[[], None]:
@@ -371,6 +397,19 @@ class AsyncGate(BaseGate):
                 keeper_of(permit._store).later(command)
             raise
 
+    async def aclose(self) -> None:
+        """Let go of the gate; see `Gate.close`. Connections of an event loop are closed in its next turns."""
+        import asyncio
+
+        await asyncio.to_thread(self._keeper.close_gate, self)
+        await asyncio.sleep(0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
     # --- looking and changing ------------------------------------------------------------------------------------
 
     async def usage(self, key: Key | None = None) -> Usage:
@@ -402,7 +441,7 @@ class AsyncGate(BaseGate):
         return self._explanation_of(await self._run(self._question(cost, key, priority)))
 
     async def release(
-        self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+        self, permit_id: str, outcome: OutcomeName = "ok", retry_after: float | None = None, cost: Cost | None = None
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
         command = self._release_of(permit_id, outcome, retry_after, cost)

@@ -11,7 +11,7 @@ from ..kernel import flows
 from ..kernel.commands import Admit, Cancel, Extend, Release, Settle, Stand, admit
 from ..kernel.flows import denied, granted
 from ..kernel.limits import Limit
-from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
+from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait, label_of
 from ..kernel.plan import CLAIM, PATIENCE, Policy, check_key
 from ..stores import open_store
 from ..stores.base import declared, shown
@@ -21,6 +21,7 @@ from .keeper import keeper_of
 from .outage import OnStoreError
 from .permit import NOT_LEASED, UNTRACKED, Terms, hand_out
 from .prepared import numbers, places, prepare_ask
+from .workers import tell_if_unshared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..config.sources import Refresher
     from ..kernel.commands import Command
     from ..kernel.flows import Flow, Undo
+    from ..kernel.model import OnStoreErrorMode, Waiting
     from ..kernel.plan import Plan
     from ..stores.base import InProcess, PolicySource, Store
     from .permit import BasePermit
@@ -73,15 +75,17 @@ class BaseGate(PolicyFollower, Inspection):
     """What both gates are made of, and everything that does not wait."""
 
     _permit: type[BasePermit]
+    #: It still asks the store, but an ask that would have to wait in line is denied.
+    closed = False
 
     def __init__(
         self,
         name: str,
         limits: Iterable[Limit] | None = None,
         store: str | Store = "memory://",
-        waiting: str = "line",
+        waiting: Waiting = "line",
         priorities: Mapping[str, float] | None = None,
-        on_store_error: str = "closed",
+        on_store_error: OnStoreErrorMode = "closed",
         max_delay: Duration | None = None,
         patience: Duration | None = None,
         claim: Duration | None = None,
@@ -125,6 +129,8 @@ class BaseGate(PolicyFollower, Inspection):
         if self._sources and not can.has_policies:  # there the guard's values count
             self._refresh()
             self._keeper.refresh(self._refresh)
+        self._keeper.add_gate(self)
+        tell_if_unshared(self._store, name)
 
     # --- hooks for faces -----------------------------------------------------------------------------------------
 
@@ -253,7 +259,7 @@ class BaseGate(PolicyFollower, Inspection):
         remembered = id is not None or self._can.remote
         if id is not None:
             self._keeper.withdraw(check_key("id", id))
-        terms = Terms(remembered, self._lease_for(plan, lease), checked_holder(holder))
+        terms = Terms(remembered, self._lease_for(plan, lease), label_of(holder))
         return self._new_id(plan) if id is None else id, terms
 
     def _waiting(self, plan: Plan, name: str, terms: Terms, wait: int | None, reply: Wait | None = None) -> Flow:
@@ -313,7 +319,7 @@ class BaseGate(PolicyFollower, Inspection):
         if length:
             id = self._new_id(plan) if plan.lane else f"{self._store.session}-{next(numbers)}"
         if holder is not None:
-            checked_holder(holder)
+            holder = label_of(holder)
         try:
             if self._call is not None:
                 reply = self._call(admit, plan, id, holder, length)
@@ -437,11 +443,3 @@ class BaseGate(PolicyFollower, Inspection):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={shown(self._store.url)!r})"
-
-
-def checked_holder(holder: str | None) -> str | None:
-    if holder is None:
-        return None
-    if not isinstance(holder, str) or not 0 < len(holder) <= 200 or not holder.isprintable():
-        raise InvalidInput(f"a holder is a short name for people, 1 to 200 printable characters, not {holder!r}")
-    return holder

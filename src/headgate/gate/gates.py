@@ -13,18 +13,52 @@ from .sync import Gate
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
     from ..config.file import Config
+    from ..kernel.model import OnStoreErrorMode
     from ..stores.base import PolicySource, Store
 
 
-class GuardGates(Mapping[str, Gate]):
+class MadeGates(Mapping[str, Gate]):
+    """Gates that are made when they are first asked for, and closed together."""
+
+    _gates: dict[str, Gate]
+    _async_gates: dict[str, AsyncGate]
+
+    def close(self) -> None:
+        """Close every gate that was made; see `Gate.close`. One that is asked for again is made anew."""
+        while self._gates:
+            self._gates.popitem()[1].close()
+
+    async def aclose(self) -> None:
+        """Close every gate that was made, those for threads too; see `AsyncGate.aclose`."""
+        import asyncio
+
+        while self._async_gates:
+            await self._async_gates.popitem()[1].aclose()
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+class GuardGates(MadeGates):
     """The gates of a guard: `connect(url)["adobe"]` is a `Gate`, `connect(url).async_gate("adobe")` the same for asyncio.
 
     Their limits are the guard's, and follow its changes. `on_store_error` says what each does while the guard is away.
     """
 
-    def __init__(self, store: Store, on_store_error: str = "closed") -> None:
+    def __init__(self, store: Store, on_store_error: OnStoreErrorMode = "closed") -> None:
         if not store.capabilities.has_policies:
             raise InvalidInput(
                 f"{shown(store.url)} is no guard, and knows no limits: connect to http://… or https://…, or give a Gate "
@@ -61,7 +95,7 @@ class GuardGates(Mapping[str, Gate]):
         return f"<the gates of {shown(self._store.url)}>"
 
 
-class Gates(Mapping[str, Gate]):
+class Gates(MadeGates):
     """`load()["adobe"]` is a `Gate`; `load().async_gate("adobe")` the same for asyncio, on the same state."""
 
     def __init__(self, config: Config) -> None:

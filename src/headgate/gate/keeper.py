@@ -11,12 +11,13 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
+from ..background import is_ending, start_daemon
 from ..errors import HeadgateError
 from ..events import emit
 from ..kernel.commands import Cancel, Renew
-from ..kernel.flows import SENT_AWAY
+from ..kernel.flows import CLOSED, SENT_AWAY
 from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
 from .outage import outages_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Command
     from ..stores.base import Store
+    from .base import BaseGate
     from .permit import BasePermit
 
 #: How often a process with waiters is heard of: this many seconds per process in line, so that a gate hears somebody
@@ -46,6 +48,9 @@ LATER = 0.25
 #: Seconds after which an ask that may have been on its way is undone once more.
 TWICE_AFTER = 2.0
 
+#: Seconds that waiters are given to leave the line when their gate is closed.
+LEAVING = 1.0
+
 #: How many commands that had to wait go to the store together.
 AT_ONCE = 128
 
@@ -57,6 +62,8 @@ class Keeper:
         self.store = store
         #: Whether the store is away, by gate.
         self.outages = outages_of(store)
+        #: The gates on this store that were not closed; one that is dropped need not be.
+        self._gates: weakref.WeakSet[BaseGate] = weakref.WeakSet()
         self._begin()
         at_fork.add(self)
 
@@ -79,6 +86,8 @@ class Keeper:
         self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
         #: What the store is still to be told, each from a moment on.
         self._later: list[tuple[float, Command]] = []
+        #: Gates whose lines no command has served in time.
+        self._sweeps: dict[str, None] = {}
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
         self.shortest = LONGEST
@@ -88,10 +97,41 @@ class Keeper:
         self._failures = 0
         self.parked = True
         self._bell = threading.Event()
-        self._starting = threading.Lock()
+        #: It knows its owner: see `ring`.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # --- what others call ---------------------------------------------------------------------------------------
+
+    def add_gate(self, gate: BaseGate) -> None:
+        self._gates.add(gate)
+
+    def close_gate(self, gate: BaseGate) -> None:
+        """Close a gate, and its store after the last one. Blocks the thread for a few round trips, or until the store has
+        failed to answer.
+
+        What the store was still to be told is told. With the last gate of its name its waiters are denied, and leases that
+        are still held are renewed no longer.
+        """
+        gate.closed = True
+        self._gates.discard(gate)
+        self._refresh.pop(id(gate), None)
+        name = gate.name
+        if not any(other.name == name for other in self._gates):
+            for ticket in list(self._tickets.get(name, ())):
+                self.send_away(name, ticket, CLOSED)
+            for found in [*self.young.values(), *(permit() for permit, _ in list(self.live.values()))]:
+                if found is not None and found.gate_name == name:
+                    self.unwatch(found.id)
+            end = monotonic() + LEAVING
+            while self._tickets.get(name) and monotonic() < end:  # each waiter cancels its ticket itself
+                sleep(0.005)
+        left, self._later = [command for _, command in self._later], []
+        for at in range(0, len(left), AT_ONCE):
+            with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
+                self._execute(left[at : at + AT_ONCE])
+        if not self._gates:
+            self.store.close()
 
     def watch(self, permit: BasePermit, length: int) -> None:
         """Renew this permit's lease (of `length` microseconds) until it ends."""
@@ -118,11 +158,11 @@ class Keeper:
         if mine is not None:
             mine.pop(ticket, None)
 
-    def send_away(self, gate: str, ticket: str) -> bool:
+    def send_away(self, gate: str, ticket: str, told: int = SENT_AWAY) -> bool:
         """Have the waiter of a ticket go without giving up its place: it comes again, perhaps to another process."""
         listener = self._tickets.get(gate, {}).get(ticket)
         if listener is not None:
-            listener(SENT_AWAY)
+            listener(told)
         return listener is not None
 
     def later(self, command: Command, after: float = 0.0) -> None:
@@ -150,6 +190,12 @@ class Keeper:
         with suppress(ValueError):  # others add to the list meanwhile, or were faster
             self._later.remove(entry)
 
+    def sweep(self, gate: str) -> None:
+        """Have the line of a gate served soon: all that stand in it may be dead."""
+        if gate not in self._sweeps:
+            self._sweeps[gate] = None
+            self.ring()
+
     def refresh(self, read: Callable[[], float]) -> None:
         """Call a bound method now and then; it returns the seconds until the next time."""
         key = id(read.__self__)  # type: ignore[attr-defined]
@@ -168,11 +214,14 @@ class Keeper:
             self.ring()
 
     def ring(self) -> None:
+        if is_ending() or self._starting._is_owned():  # type: ignore[attr-defined]
+            # The process ends: what it holds runs out by itself. Or a coroutine was collected while this very thread
+            # starts the keeper's, which finds what it left.
+            return
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="headgate-keeper", daemon=True)
                 self.parked = False
-                self._thread.start()
+                self._thread = start_daemon("headgate-keeper", self._run)
         self._bell.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------
@@ -241,15 +290,19 @@ class Keeper:
     def _tick(self, now: float) -> None:
         for key, due in list(self._refresh_at.items()):
             if due <= now:
-                read = self._refresh[key]()
+                found = self._refresh.get(key)
+                read = None if found is None else found()
                 if read is None:
-                    del self._refresh[key], self._refresh_at[key]
+                    self._refresh.pop(key, None)
+                    self._refresh_at.pop(key, None)
                 else:
                     self._refresh_at[key] = now + read()
         while due_now := [entry for entry in self._later if entry[0] <= now][:AT_ONCE]:
             self._execute([command for _, command in due_now])
             for entry in due_now:
                 self._drop(entry)
+        for gate in list(self._sweeps):
+            self._sweep(gate)
         lost_gates = set(self._lost_gates)
         leases = self._leases(now, lost_gates)
         beating = now >= self._next_beat
@@ -277,6 +330,18 @@ class Keeper:
         if beating:
             self._beat = min(max(sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST)
             self._next_beat = now + self._beat
+
+    def _sweep(self, gate: str) -> None:
+        """Serve a line until nothing in it is due: a serving takes so many tickets of dead processes out of it."""
+        try:
+            for _ in range(AT_ONCE):
+                [pulse] = self.store.execute([Renew(gate)])
+                if isinstance(pulse, BaseException) or pulse.timer_at > pulse.now:
+                    break
+        except HeadgateError:
+            pass  # a token that may only look, or a store that is away: the next look tells again
+        finally:
+            self._sweeps.pop(gate, None)
 
     def _execute(self, commands: list[Command]) -> list[Any]:
         replies = self.store.execute(commands)

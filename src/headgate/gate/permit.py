@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple, TypeVar
 
     from ..http.report import Report
-    from ..kernel.model import Grant
+    from ..kernel.model import Grant, OutcomeName
     from ..kernel.plan import Plan, Policy
     from ..stores.base import Store
     from .aio import AsyncGate
@@ -84,7 +84,7 @@ class BasePermit:
     # What most permits never change is set on the class.
     #: When it was confirmed, in the store's time.
     _confirmed = 0
-    _reported: str | None = None
+    _reported: OutcomeName | None = None
     #: Seconds that the ask waited.
     waited = 0.0
     #: The lease ended before this holder let go of it: another holder may have the slot.
@@ -244,7 +244,7 @@ class BasePermit:
             pause = Pause(self.gate_name, delay, f"upstream: {report.outcome}")
         return report, pause
 
-    def _outcome(self, error: type[BaseException] | None) -> str:
+    def _outcome(self, error: type[BaseException] | None) -> OutcomeName:
         if self._reported is not None:
             return self._reported
         return "ok" if error is None else "error"
@@ -306,7 +306,7 @@ class Permit(BasePermit):
     __slots__ = ()
     _gate: Gate
 
-    def release(self, outcome: str = "ok", retry_after: float | None = None) -> bool:
+    def release(self, outcome: OutcomeName = "ok", retry_after: float | None = None) -> bool:
         """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
         if outcome == "ok" and retry_after is None and not self._state:
             if (finish := self._finish) is not None and finish(self.id):
@@ -367,7 +367,7 @@ class AsyncPermit(BasePermit):
     __slots__ = ()
     _gate: AsyncGate
 
-    async def release(self, outcome: str = "ok", retry_after: float | None = None) -> bool:
+    async def release(self, outcome: OutcomeName = "ok", retry_after: float | None = None) -> bool:
         """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
         if outcome == "ok" and retry_after is None and not self._state:
             if (finish := self._finish) is not None and finish(self.id):

@@ -9,9 +9,8 @@ from __future__ import annotations
 from ..errors import Denied, LeaseLost, StoreUnavailable
 from ..kernel.commands import Cancel, Extend, Release, Stand
 from ..kernel.flows import denied, granted
-from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait
+from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait, label_of
 from ..stores.base import DIGITS, checked
-from .base import checked_holder
 from .permit import Terms, tell_adapted
 from .prepared import numbers
 
@@ -79,7 +78,7 @@ class ServedGate:
         gate = self.gate
         plan = gate._plan_for(cost, key, priority)
         if holder is not None:
-            checked_holder(holder)
+            holder = label_of(holder)
         length = plan.lease if lease is None else gate._lease_for(plan, lease)
         stand = Stand(plan, self._identify(id), holder, length, session=gate._store.session, remembered=True)
         stand.fresh = id is None and not gate._can.remote

@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from queue import SimpleQueue
-    from typing import Any
+    from typing import Any, Self
 
     from ..kernel.commands import Command
     from ..kernel.flows import Flow
-    from ..kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
+    from ..kernel.model import Explanation, Holder, LimitUsage, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
@@ -248,6 +248,8 @@ class Gate(BaseGate):
         mailbox: SimpleQueue[int | None] = SimpleQueue()
         self._store.listen(ticket, mailbox.put)
         self._keeper.attend(self.name, ticket, mailbox.put)
+        if self.closed:  # perhaps just now, after the reply that makes it wait
+            mailbox.put(flows.CLOSED)
         return mailbox
 
     def _run(self, command: Command) -> Any:
@@ -271,6 +273,20 @@ class Gate(BaseGate):
             if self._can.remote and not isinstance(error, HeadgateError) and ends(command):
                 keeper_of(permit._store).later(command)
             raise
+
+    def close(self) -> None:
+        """Let go of the gate: tell the store what it was still to be told, and close its connections with the last gate.
+
+        Waiters are denied. A permit that is still held is renewed no longer, so release it before. State stays in the
+        store. A gate that is asked after it was closed connects again, and never waits in line.
+        """
+        self._keeper.close_gate(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --- looking and changing ------------------------------------------------------------------------------------
 
@@ -303,7 +319,7 @@ class Gate(BaseGate):
         return self._explanation_of(self._run(self._question(cost, key, priority)))
 
     def release(
-        self, permit_id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
+        self, permit_id: str, outcome: OutcomeName = "ok", retry_after: float | None = None, cost: Cost | None = None
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
         command = self._release_of(permit_id, outcome, retry_after, cost)

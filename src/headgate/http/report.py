@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from ..kernel.model import OutcomeName
+
 #: Status → outcome, for answers by which an upstream refuses a call.
 REFUSALS = {429: "rate_limited", 502: "overloaded", 503: "overloaded", 504: "overloaded", 529: "overloaded"}
 
@@ -40,8 +42,8 @@ class Report(str):
         return report
 
     @property
-    def outcome(self) -> str:
-        return str(self)
+    def outcome(self) -> OutcomeName:
+        return str(self)  # type: ignore[return-value]  # it was made of one
 
     def __repr__(self) -> str:
         facts = f"retry_after={self.retry_after!r}, permanent={self.permanent!r}, status={self.status!r}"

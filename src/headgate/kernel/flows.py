@@ -28,6 +28,9 @@ TIMED_OUT = -1
 #: What an `AwaitWake` is answered when the waiter is sent away, and its ticket is to stay for when it comes again.
 SENT_AWAY = -2
 
+#: What an `AwaitWake` is answered when the gate is closed under the waiter.
+CLOSED = -3
+
 
 # Plain classes: making a dataclass takes as long as reading all of this package's small files.
 
@@ -44,7 +47,7 @@ class Execute:
 class AwaitWake:
     """Sleep until the ticket's process is woken for it, or for `delay` microseconds (None: as long as it takes).
 
-    Answered with None (called), a delay after which to look again, TIMED_OUT or SENT_AWAY.
+    Answered with None (called), a delay after which to look again, TIMED_OUT, SENT_AWAY or CLOSED.
     """
 
     __slots__ = ("delay", "ticket")
@@ -125,6 +128,8 @@ def _in_line(
                 if woken == SENT_AWAY:
                     standing = False
                     raise denied(plan, reply, waited=clock() - told)
+                if woken == CLOSED:
+                    raise Denied("the gate was closed", gate=plan.policy.name, limit=reply.limit)
                 if woken is None or (woken == TIMED_OUT and (delay is None or left is None or delay <= left)):
                     break
                 if woken != TIMED_OUT:

@@ -14,7 +14,14 @@ from ..errors import InvalidInput
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, NamedTuple
+    from typing import Any, Literal, NamedTuple
+
+    #: How a permit can end; `OUTCOMES` has the same names.
+    OutcomeName = Literal["ok", "rate_limited", "overloaded", "error", "unsent"]
+    #: How a gate waits.
+    Waiting = Literal["line", "promise"]
+    #: What a gate does without its store; `local:SHARE` is any text of that form.
+    OnStoreErrorMode = Literal["closed", "open"] | str
 
     class Grant(NamedTuple):
         """It may go: from `at` on. Made on every decision, so by `tuple.__new__`: naming its fields takes twice as long."""
@@ -77,6 +84,26 @@ def checked_outcome(outcome: object) -> str:
     if not isinstance(outcome, str) or outcome not in OUTCOMES:
         raise InvalidInput(f"an outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
     return outcome
+
+
+#: Characters that the name of a holder has at most; the rest of a longer one is left out.
+LONGEST_LABEL = 200
+
+
+def label_of(holder: object) -> str | None:
+    """The name of a holder as it is kept and shown. It is for people, so nothing about it is an error.
+
+    What cannot be printed is escaped, and what is too long is shortened. None where there is nothing to show.
+    """
+    if holder is None:
+        return None
+    text = holder if isinstance(holder, str) else str(holder)
+    if len(text) > LONGEST_LABEL:
+        text = f"{text[: LONGEST_LABEL - 1]}…"
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+        text = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+    return text or None
 
 
 @dataclass(slots=True)
@@ -349,6 +376,8 @@ class Snapshot:
     overrides: tuple[Override, ...] = ()
     decision: Any = None
     waiters: tuple[WaitingTicket, ...] = ()
+    #: Since when the line should have been served, in the store's time; 0 where nothing in it is due.
+    overdue: int = 0
     #: Of a limit by a key, the keys that use most of it, the fullest first.
     keys: tuple[LimitUsage, ...] = ()
 

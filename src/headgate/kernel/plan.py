@@ -9,7 +9,7 @@ It is a little over 500 lines because policy, template and plan are one thing at
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, KindChanged, figure
 from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .limits.base import Lease, Taker
+    from .model import Waiting
     from .records import Records
 
     Asks = Callable[[Records, int, str, float, float, int], int]
@@ -265,8 +266,24 @@ def hold(records: Records, now: int, steps: Steps, lease: Lease) -> None:
 
 
 def let_go(records: Records, now: int, steps: Steps, lease: Lease) -> None:
+    """Give back what `hold` kept. Where the state was lost and another kind came in its place, nothing of it is left."""
     for step in steps:
-        step.limit.hold(records, now, step.member, -step.cost, lease)
+        if not is_another_kind(records, step):
+            step.limit.hold(records, now, step.member, -step.cost, lease)
+
+
+def is_another_kind(records: Records, step: Step) -> bool:
+    """Whether the store holds another kind of limit under the name of a step: its own state was reset or lost."""
+    state = records.states.get(step.member)
+    return state is not None and state[0] != step.limit.kind
+
+
+def check_kinds(records: Records, steps: Steps) -> None:
+    """Raise KindChanged where the store holds another kind of limit under a name. `earliest` does it by itself."""
+    for step in steps:
+        if is_another_kind(records, step):
+            was = records.states.get(step.member)[0]
+            raise KindChanged(gate=records.gate, limit=step.member, was=was, now=step.limit.kind)
 
 
 class Policy:
@@ -280,7 +297,7 @@ class Policy:
         name: str,
         limits: Iterable[Limit],
         *,
-        waiting: str = "line",
+        waiting: Waiting = "line",
         priorities: Mapping[str, float] | None = None,
         patience: int = PATIENCE,
         claim: int = CLAIM,
@@ -333,7 +350,7 @@ class Policy:
             check_name(f"{where}: priority", name)
             if positive(f"{where}: the share of priority {name!r}", share) > share_above:
                 raise InvalidInput(
-                    f"{where}: the share of priority {name!r} ({share:g}) is above "
+                    f"{where}: the share of priority {name!r} ({figure(share)}) is above "
                     f"{'the whole' if share_above == 1.0 else 'that of the class before it'}; name classes from the "
                     f"highest to the lowest, with shares that do not grow"
                 )
@@ -341,8 +358,8 @@ class Policy:
             for limit in self.limits:
                 if limit.leased and limit.limit * share + DUST < 1.0:
                     raise InvalidInput(
-                        f"{where}: a share of {share:g} of the {limit.limit:g} slots of {limit.name!r} is less than one "
-                        f"slot, so priority {name!r} could never go; raise the limit or the share"
+                        f"{where}: a share of {figure(share)} of the {figure(limit.limit)} slots of {limit.name!r} is less "
+                        f"than one slot, so priority {name!r} could never go; raise the limit or the share"
                     )
 
     @property
@@ -471,8 +488,13 @@ class Policy:
                 value = check_key(f"gate {self.name!r}: key {by!r}", value)
             checked[by] = value
         if len(checked) != len(self.keys) or len(key) != len(checked):
-            wanted = ", ".join(repr(by) for by in self.keys) or "none"
-            raise InvalidInput(f"gate {self.name!r} has limits by {wanted}; the ask's key names {list(key)!r}")
+            if not self.keys:
+                raise InvalidInput(f"gate {self.name!r} has no limits by a key; the ask's key names {list(key)!r}")
+            wanted = ", ".join(repr(by) for by in self.keys)
+            given = f"the ask's key names {list(key)!r}" if key else "the ask has no key"
+            raise InvalidInput(
+                f"gate {self.name!r} has limits by {wanted}, and {given}; name each, as in key={{{self.keys[0]!r}: 'acme'}}"
+            )
         return checked
 
     def member(self, name: str, key: Mapping[str, str] | None) -> str:

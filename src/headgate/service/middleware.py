@@ -180,7 +180,7 @@ class _GatedRequest:
         self._receive = receive
         self._send = send
         self._permit: AsyncPermit | None = None
-        self._outcome = "ok"
+        self._outcome: Any = "ok"
         self._headers: list[tuple[bytes, bytes]] = []
         #: Messages that were read before the service asked for them, and the task that reads them.
         self._early: list[dict[str, Any]] = []

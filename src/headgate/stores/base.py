@@ -252,13 +252,20 @@ at_fork = AtFork()
 
 
 def shown(url: str) -> str:
-    """A store's URL for people to read: without its password or token, and without options, which may hold one too."""
+    """A store's URL for people to read: without its password or token, and without options, which may hold one too.
+
+    A prefix stays: without it two stores on one server would look the same.
+    """
     head, separator, rest = url.partition("://")
     login, at, where = rest.rpartition("@")  # the last one: a password may have anything in it
     if not at or rest.startswith("/"):  # no user, or a path alone
-        return f"{head}{separator}{rest.partition('?')[0]}"
-    user, _, secret = login.partition(":")
-    return f"{head}{separator}{f'{user}:***' if secret else '***'}@{where.partition('?')[0]}"
+        login, where = "", rest
+    else:
+        user, _, secret = login.partition(":")
+        login = f"{user}:***@" if secret else "***@"
+    where, _, query = where.partition("?")
+    prefix = next((f"?{option}" for option in query.split("&") if option.startswith("prefix=")), "")
+    return f"{head}{separator}{login}{where}{prefix}"
 
 
 #: How many digits the numbers of ids have that a guard makes, a session and a number: with as many in all they are in order

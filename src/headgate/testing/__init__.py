@@ -1,7 +1,8 @@
 """What Headgate is tested with, for your tests as well.
 
 `FakeClock` moves time by hand; `FakeUpstream` judges arrivals by books of its own; `LimitSuite` and `StoreSuite` are what
-every limit and every store must pass: subclass them in a test module and say how to make yours. With pytest, the fixtures
+every limit and every store must pass: subclass them in a test module and say how to make yours; `UnreachableStore` is a
+store that is away. With pytest, the fixtures
 `headgate_clock` and `headgate_memory_store` are there by themselves.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from .clock import FakeClock
 from .limit_suite import LimitSuite
 from .store_suite import StoreSuite
+from .unreachable import UnreachableStore
 from .upstream import FakeUpstream
 
-__all__ = ["FakeClock", "FakeUpstream", "LimitSuite", "StoreSuite"]
+__all__ = ["FakeClock", "FakeUpstream", "LimitSuite", "StoreSuite", "UnreachableStore"]

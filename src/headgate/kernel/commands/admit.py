@@ -7,7 +7,7 @@ from .. import line
 from ..ahead import ahead_of, goes, paced
 from ..limits import NO_LEASE
 from ..model import EARLIEST, ESTIMATE, EXACT, NEVER, Grant, Refusal, Wait
-from ..plan import Plan, charge, earliest, remember
+from ..plan import Plan, charge, check_kinds, earliest, remember
 from .base import REAP_MASK, Command, begin, steps_in_force, too_large
 from .permits import REMEMBER, TAKEN_BACK, permit_of, put_permit
 
@@ -143,7 +143,9 @@ class Admit(Command):
             at, last = earliest_now(records, now, steps)
             if at <= paused:
                 at, last = paused, None
-        elif not tickets or not line.is_behind(records, plan, state):
+        elif tickets and line.is_behind(records, plan, state):
+            check_kinds(records, steps)
+        else:
             at, last = earliest_now(records, now, steps)
             if at <= now:
                 return self._grant(records, now, steps, now)
@@ -155,6 +157,8 @@ class Admit(Command):
             if taken is not None:
                 return taken
             ticket = line.find(records, self.id)
+            if ticket is None:
+                check_kinds(records, steps)  # another kind was called first, under a name that had no state before
             assert ticket is not None
             return self._ticket(records, now, ticket)
         return self._in_line(records, state, now, tickets + 1)
@@ -200,8 +204,10 @@ class Admit(Command):
             return self._conflict()
         if ticket.called:
             # Taking a call: what was held goes, and the charge is stamped now.
+            steps = steps_in_force(records, now, self.plan)
+            check_kinds(records, steps)  # another version of the configuration may ask now than stood in line
             line.remove(records, now, ticket)
-            grant = self._grant(records, now, steps_in_force(records, now, self.plan), now)
+            grant = self._grant(records, now, steps, now)
             if records.head.tickets and not line.is_certain(records, now, self.plan, ticket.called):
                 line.serve(records, now)
             self._drop_own_wakes(records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import figure
 from ..head import began_at, is_another, is_epoch, new_epoch
 from ..limits import KINDS, RateLimit
 from ..model import SECOND, Ended
@@ -153,8 +154,8 @@ def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
 def too_large(step: Step, plan: Plan) -> str:
     limit, rank = step.limit, step.rank
     whose = f"the share of priority {list(plan.policy.priorities)[rank]!r}" if rank >= 0 else "it"
-    most = "no slot at all" if limit.leased else f"at most {limit.largest(step.value):g} at once"
-    return f"a cost of {step.cost:g} {limit.unit} can never fit: {whose} allows {most}"
+    most = "no slot at all" if limit.leased else f"at most {figure(limit.largest(step.value))} at once"
+    return f"a cost of {figure(step.cost)} {limit.unit} can never fit: {whose} allows {most}"
 
 
 def pause(records: Records, until: int, reason: str) -> None:

@@ -81,7 +81,9 @@ class Peek(Command):
         now = head.now = max(now, head.now)
         if head.seq < view.seen:
             lose(now, view)
-        if head.tickets and now >= line.line_state(view).timer_at:
+        overdue = 0
+        if head.tickets and now >= (due_at := line.line_state(view).timer_at):
+            overdue = due_at
             line.serve(view, now)  # as the next decision will: calls and processes that are over leave, patience ends
         # Before the rest, which may make up for lost state of a key that is not used.
         keys = () if self.keys is None else self._keys(view, now, self.policy.limit(self.keys))
@@ -104,7 +106,18 @@ class Peek(Command):
         waiters = self._waiters(view, now) if self.waiters and head.tickets else ()
         until = head.paused if head.paused > now else 0
         return Snapshot(
-            now, records.head.seq, until, head.reason, head.tickets, limits, leases, values, decision, waiters, keys
+            now,
+            records.head.seq,
+            until,
+            head.reason,
+            head.tickets,
+            limits,
+            leases,
+            values,
+            decision,
+            waiters,
+            overdue,
+            keys,
         )
 
     def _keys(self, records: Records, now: int, limit: Limit) -> tuple[LimitUsage, ...]:

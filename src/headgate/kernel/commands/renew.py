@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Renew(Command):
-    """One heartbeat for a process: its leases live on, and its tickets keep their places.
+    """One heartbeat for a process: its leases live on, and its tickets keep their places. With neither it serves the line.
 
     A heartbeat never shortens a lease: another process may have extended it by its id (`exactly` is for that).
     `leases` are (plan, id, granted at, length, fence, holder). Replies with the new expiries, the ids whose leases had
@@ -51,12 +51,11 @@ class Renew(Command):
         expires = {lease[1]: self._renew(records, now, before, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
-        if (
-            self.tickets
-            and waiting
-            and (line.hear(records, now, self.session) or now >= line.line_state(records).timer_at)
-        ):
-            line.serve(records, now)
+        if waiting:
+            # Also where it has no ticket here: those in line may all be dead.
+            woke = self.tickets and line.hear(records, now, self.session)
+            if woke or now >= line.line_state(records).timer_at:
+                line.serve(records, now)
         if self.tickets:
             line.look_up(records, self.tickets, called, unknown)
         state = line.line_state(records)

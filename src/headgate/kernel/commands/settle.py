@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import line
 from ..limits import prune
 from ..model import OUTCOMES, Adapted, Ended, checked_outcome
-from ..plan import Plan, recall
+from ..plan import Plan, is_another_kind, recall
 from .base import ENDED, LOST, REAP_MASK, Command, begin, pause
 from .permits import TAKEN_BACK, end_permit, lease_of, permit_of, read_lease, stored_lease, stored_permit
 
@@ -155,7 +155,7 @@ class Settle(Command):
         told = outcome is not None and OUTCOMES[outcome].answered and self.worth and not (lost or confirmed)
         for step in steps:
             limit, member, cost, value = step.limit, step.member, step.cost, step.value
-            if limit.leased:
+            if limit.leased or is_another_kind(records, step):
                 continue
             if refunds:
                 if not lost:

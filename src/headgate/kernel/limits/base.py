@@ -138,8 +138,8 @@ class Limit:
         """The value of a field, for people."""
         value = getattr(self, field)
         if field in DURATIONS and isinstance(value, int):
-            return f"{value / SECOND:g} s"
-        return f"{value:g}" if isinstance(value, float) else repr(value)
+            return f"{value / SECOND:.15g} s"
+        return f"{value:.15g}" if isinstance(value, float) else repr(value)
 
     def window_s(self) -> float | None:
         """Seconds of the time that the value is for; None where that has no fixed length."""
@@ -282,9 +282,13 @@ class Limit:
         return hash(self.spec())
 
     def __repr__(self) -> str:
-        by = f", by={self.by!r}" if self.by else ""
-        unit = f", unit={self.unit!r}" if self.unit != "requests" else ""
-        return f"{type(self).__name__}({self.limit:g}, name={self.name!r}{unit}{by})"
+        per = getattr(self, "per", None)
+        if isinstance(per, int):  # in seconds, as it may be written
+            per = per // SECOND if per % SECOND == 0 else per / SECOND
+        parts = [f"{self.limit:.15g}", *([] if per is None else [f"per={per!r}"]), f"name={self.name!r}"]
+        parts += [f"unit={self.unit!r}"] if self.unit != "requests" else []
+        parts += [f"by={self.by!r}"] if self.by else []
+        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 class RateLimit(Limit):

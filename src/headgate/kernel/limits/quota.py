@@ -9,7 +9,10 @@ from .base import NO_LEASE, Limit, default_slack, fitting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
-    from typing import Any
+    from typing import Any, Literal
+
+    #: The names of `PERIODS`.
+    Period = Literal["minute", "hour", "day", "week", "month", "year"]
 
     from ..model import LimitUsage
     from ..records import Records
@@ -43,7 +46,7 @@ class Quota(Limit):
     def __init__(
         self,
         limit: float,
-        per: str = "day",
+        per: Period = "day",
         zone: str = "UTC",
         slack: Duration | None = None,
         name: str | None = None,

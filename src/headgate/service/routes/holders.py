@@ -10,6 +10,8 @@ from .gates import check_query
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..app import Guard
     from ..web import Request, Response
 
@@ -22,7 +24,7 @@ OUTCOME = shapes.choice(
 
 async def end_lease(guard: Guard, request: Request) -> Response:
     """`DELETE /v1/gates/{gate}/holders/{id}`. The id is one of `GET /v1/gates/{gate}/holders`."""
-    outcome = check_query(request, "outcome").get("outcome", "error")
+    outcome: Any = check_query(request, "outcome").get("outcome", "error")
     if outcome not in UNANSWERED:
         raise Problem(400, "bad-query", f"outcome must be one of {', '.join(UNANSWERED)}, not {outcome!r:.80}")
     served, id = guard.served(request.params["gate"]), request.params["id"]

@@ -90,6 +90,11 @@ def text(about: str, most: int, least: int = 1, example: str | None = None) -> F
     return Field(check, about, **schema)
 
 
+def _is_text(name: str, value: Any) -> None:
+    if value.__class__ is not str:
+        raise wrong(name, "text", value)
+
+
 #: The part of `str.isprintable` that a pattern can express: the printable characters of ASCII.
 PRINTABLE = r"^[ -~]*$"
 
@@ -147,7 +152,12 @@ KEY = Field(
     examples=[{"org": "acme"}],
 )
 PRIORITY = name("The priority class. Default: the highest.")
-HOLDER = text("Who holds it, for people to see.", 200, example="chunk_001.pdf")
+HOLDER = Field(
+    _is_text,
+    "Who holds it, for people to see. More than 200 characters are shortened, and what cannot be printed is escaped.",
+    type="string",
+    examples=["chunk_001.pdf"],
+)
 LEASE = number("Seconds that the lease lasts unless it is renewed. Default: the limit's own.", 0.01, 31_536_000)
 ID = Field(
     _id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 from ...errors import HeadgateError, InvalidInput, PolicyChanged
-from ...gate.base import checked_holder
 from ...gate.inspection import checked_search
 from ...http.problems import Problem
 from ...kernel.commands import (
@@ -28,7 +27,7 @@ from ...kernel.commands import (
 )
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS
 from ...kernel.limits import LARGEST, positive
-from ...kernel.model import NEVER, checked_outcome
+from ...kernel.model import NEVER, checked_outcome, label_of
 from ...stores.http.wire import NotAllowed, TooMany
 
 TYPE_CHECKING = False
@@ -145,7 +144,7 @@ class RequestReader:
         else:
             _int("the lease of an ask without slots", lease, 0, 0)
         _int("an ask's bits", bits, 0, 7)
-        checked_holder(holder)
+        holder = label_of(holder)
         if bits & PLAIN:
             return Admit(plan, _id(id, empty=not plan.lease), holder, lease)
         waits, remembered = bool(bits & WAITS), bool(bits & REMEMBERED)
@@ -195,7 +194,7 @@ class RequestReader:
             _int("at", at, 0, NEVER)
             _int("a lease", length, 10_000, NEVER)
             _int("a fence", fence, 0, NEVER)
-            rows.append((plan, _id(id), at, length, fence, checked_holder(holder)))
+            rows.append((plan, _id(id), at, length, fence, label_of(holder)))
         if tickets:
             check_session(session)
         return Renew(gate, tuple(rows), session if tickets else "", tuple(_id(ticket) for ticket in tickets))

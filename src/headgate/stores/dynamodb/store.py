@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from ... import duration
 from ...aws import ResultUnknown, Throttled
-from ...errors import InvalidInput, StoreUnavailable
+from ...background import at_end, is_ending
+from ...errors import InvalidInput, StoreUnavailable, figure
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
 from .batch import Submission
@@ -105,6 +106,8 @@ class DynamoStore:
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self.table.place)
         if (pulse := self._spared_heartbeat(command)) is not None:
             return pulse
         submission = Submission(command.gate, (command,))
@@ -116,6 +119,8 @@ class DynamoStore:
         return checked(pending.reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if is_ending():
+            raise at_end(self.table.place)
         replies, submissions = self._by_gate(commands, None)
         for submission in submissions:
             self._submit(submission)
@@ -129,6 +134,8 @@ class DynamoStore:
         When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
         next `await` of the task.
         """
+        if is_ending():
+            raise at_end(self.table.place)
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -218,7 +225,7 @@ class DynamoStore:
             while clock.width() > self.spread_us:
                 if time.monotonic() > end:
                     raise StoreUnavailable(
-                        f"{self.table.place}: the time is not known to within {self.spread_us / SECOND:g} s, since "
+                        f"{self.table.place}: the time is not known to within {figure(self.spread_us / SECOND)} s, since "
                         f"answers take too long; allow for more with ?spread=0.5, which windows then count longer"
                     )
                 begun = time.monotonic()

@@ -9,6 +9,7 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...background import at_end, is_ending
 from ...errors import StoreFormatError
 from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
@@ -71,6 +72,8 @@ class HttpStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         job = ThreadJob((command,))
         self._threads.coalescer.run(job)
         if job.error is not None:
@@ -80,6 +83,8 @@ class HttpStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         self._abandoned.wait_for_asks(commands)
         job = ThreadJob(commands)
         self._threads.coalescer.run(job)
@@ -89,6 +94,8 @@ class HttpStore:
         """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
         if not commands:
             return []
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         job = self._loop_of(get_running_loop()).coalescer.submit(commands)
         try:
             replies: list[Any] = await job.future

@@ -11,7 +11,7 @@ from ..remote.coalescing import MOST_IN_FLIGHT, Deadline, fail_waiting, take_tur
 from ..remote.jobs import AnswerTimeout, ConnectionLost, LoopJob, fail_all
 from .errors import ErrorReply
 from .requests import RedisRequest
-from .script import library, tag
+from .script import library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class RedisLoopSender:
         """An idle connection to the server of a request, or a new one."""
         address = self.requests.address(request)
         if address is None:
-            await self._ask_slots()
+            await self._look_up()
             address = self.requests.address(request)
             if address is None:
                 raise ErrorReply("moving", "CLUSTERDOWN no master serves the slot of this gate")
@@ -195,14 +195,14 @@ class RedisLoopSender:
             for connection in connections:
                 await connection.close()
 
-    async def _ask_slots(self) -> None:
-        """Ask the masters of a cluster, until one answers, which of them serves which slot."""
+    async def _look_up(self) -> None:
+        """Ask where the gates are, until one of those who know answers: the masters of a cluster, or the sentinels."""
         error: Exception | None = None
-        for address in self.requests.masters():
+        for address, words in self.requests.lookups():
             try:
                 connection = await self.requests.endpoint.connect_async(address)
                 try:
-                    self.requests.learn_slots(address, await connection.roundtrip("CLUSTER", "SLOTS"))
+                    self.requests.learn(address, await connection.roundtrip(*words))
                 finally:
                     await connection.close()
                 return
@@ -221,7 +221,7 @@ class RedisLoopSender:
                 left = await connection.roundtrip("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
             finally:
                 await connection.close()
-            if not any(key.startswith(tag(request.gate).encode()) for key in left):
+            if not any(key.startswith(self.requests.tag(request.gate).encode()) for key in left):
                 request.redirected_to, request.says_asking = reply.address, True
                 return True
         return False

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from typing import NamedTuple
 
 import redis
 import redis.asyncio
@@ -23,32 +24,17 @@ try:
 except ImportError:
     hiredis = None  # type: ignore[assignment]
 
-from ... import duration
 from ...errors import InvalidInput
-from ..base import shown
 from ..remote.jobs import AnswerTimeout, ConnectionLost
 from .errors import NAMES, PREFIXES, ErrorReply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     #: Host and port; a path and 0 for a socket in the file system.
     Address = tuple[str, int]
-
-#: Seconds within which an answer must be there, all attempts together. A gate decides within 250 ms what to do without.
-TIMEOUT = 0.2
-
-#: What a URL may say after its question mark.
-_COMMON = ("timeout",)
-_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "redis": _COMMON,
-    "rediss": (*_COMMON, *_TLS),
-    "redis+cluster": (*_COMMON, "ssl", *_TLS),
-    "unix": (*_COMMON, "db"),
-}
 
 
 def _error_reply(error: Exception) -> ErrorReply:
@@ -283,107 +269,104 @@ def _lost(error: Exception) -> ConnectionLost | ErrorReply:
     return ConnectionLost(str(error), True) if reply.kind == "other" else reply
 
 
-class RedisEndpoint:
-    """Where a store's servers are and how they are spoken to, by its URL."""
+#: By how a server is reached: the connections of redis-py, for threads and for event loops.
+KINDS: dict[str, tuple[Any, Any]] = {
+    "plain": (redis.Connection, redis.asyncio.Connection),
+    "tls": (redis.SSLConnection, redis.asyncio.SSLConnection),
+    "unix": (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
+}
 
-    def __init__(self, url: str) -> None:
-        from urllib.parse import parse_qsl, unquote, urlsplit
 
-        scheme, _, _ = url.partition("://")
-        try:
-            parts = urlsplit(url)
-            port = parts.port or 6379
-        except ValueError as error:
-            raise InvalidInput(f"{shown(url)!r} is no URL of a Redis server: {error}") from None
-        self.shown = shown(url)
-        self.cluster = scheme == "redis+cluster"
-        self.timeout = TIMEOUT
-        options: dict[str, Any] = {"protocol": 2}
-        if parts.username:
-            options["username"] = unquote(parts.username)
-        if parts.password:
-            options["password"] = unquote(parts.password)
-        if scheme == "unix":
-            if not parts.path or parts.netloc.rpartition("@")[2]:
-                raise InvalidInput(f"{self.shown!r} names no socket; write unix:///run/redis/redis.sock")
-            self.start: Address = (unquote(parts.path), 0)
-        else:
-            if not parts.hostname:
-                raise InvalidInput(f"{self.shown!r} names no host; write {scheme}://localhost:6379")
-            self.start = (unquote(parts.hostname), port)
-            options["db"] = self._database(parts.path.strip("/"))
-        self._kind = {"rediss": "tls", "unix": "unix"}.get(scheme, "plain")
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if name not in PARAMETERS[scheme]:
-                known = ", ".join(PARAMETERS[scheme])
-                raise InvalidInput(f"{self.shown!r}: {name} is not known; {scheme}:// takes {known}")
-            self._option(options, name, value)
-        self._options = options
+def connect(
+    kind: str, arguments: Mapping[str, Any], address: Address, seconds: float, timeout: float
+) -> RedisConnection:
+    """A connection to one server, within `seconds`. Looking up the name of a host takes as long as it takes."""
+    seconds = max(0.001, seconds)
+    connection = KINDS[kind][0](**arguments, socket_timeout=seconds, socket_connect_timeout=seconds)
+    try:
+        connection.connect()
+    except BaseException as error:
+        connection.disconnect()
+        raise _not_connected(error) from None
+    return RedisConnection(connection, address, seconds, short_timeouts=seconds < 0.9 * timeout)
 
-    def _database(self, path: str) -> int:
-        if not path:
-            return 0
-        if self.cluster:
-            raise InvalidInput(f"{self.shown!r}: a cluster has no databases; leave out /{path}")
-        if not path.isdecimal():
-            raise InvalidInput(f"{self.shown!r}: a database is a number, as in redis://localhost:6379/0, not {path!r}")
-        return int(path)
 
-    def _option(self, options: dict[str, Any], name: str, value: str) -> None:
-        if name == "timeout":
-            self.timeout = duration.parse(value, what=f"{self.shown}: timeout") / 1_000_000
-        elif name in ("ssl", "ssl_check_hostname"):
-            if value not in ("true", "false"):
-                raise InvalidInput(f"{self.shown!r}: {name} is true or false, not {value!r}")
-            if name == "ssl":
-                self._kind = "tls" if value == "true" else "plain"
-            else:
-                options[name] = value == "true"
-        elif name == "db":
-            options[name] = self._database(value)
-        elif name == "ssl_cert_reqs" and value not in ("none", "optional", "required"):
-            raise InvalidInput(f"{self.shown!r}: ssl_cert_reqs is none, optional or required, not {value!r}")
-        else:
-            options[name] = value
+async def connect_async(
+    kind: str, arguments: Mapping[str, Any], address: Address, timeout: float
+) -> AsyncRedisConnection:
+    """A connection on an event loop, which is made for as long as the caller awaits it."""
+    connection = KINDS[kind][1](**arguments, socket_timeout=None, socket_connect_timeout=2 * timeout)
+    try:
+        await connection.connect()
+    except BaseException as error:
+        await connection.disconnect(nowait=True)
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        raise _not_connected(error) from None
+    return AsyncRedisConnection(connection, address)
 
-    def _arguments(self, address: Address) -> dict[str, Any]:
-        if self._kind == "unix":
-            return {**self._options, "path": address[0]}
-        return {**self._options, "host": address[0], "port": address[1]}
 
-    def connect(self, address: Address, seconds: float) -> RedisConnection:
-        """A connection to one server. Looking up the name of a host takes as long as it takes."""
-        kinds = {"plain": redis.Connection, "tls": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
-        seconds = max(0.001, seconds)
-        connection = kinds[self._kind](
-            **self._arguments(address), socket_timeout=seconds, socket_connect_timeout=seconds
+class ClientTraits(NamedTuple):
+    """How a client of redis-py reaches its servers."""
+
+    kind: str
+    options: dict[str, Any]
+    #: Its server, those that it learns a cluster from, or its sentinels.
+    addresses: tuple[Address, ...]
+    cluster: bool = False
+    #: The name of the master that its sentinels know; empty without.
+    service: str = ""
+    sentinel_options: Mapping[str, Any] | None = None
+
+
+#: What is taken over from a client, beside all that begins with `ssl_`. Time-outs and retries are the store's own.
+TAKEN = (
+    "db",
+    "username",
+    "password",
+    "credential_provider",
+    "client_name",
+    "socket_keepalive",
+    "socket_keepalive_options",
+)
+
+
+def traits_of(client: Any) -> ClientTraits:
+    """How a client of one's own reaches its servers. Raises InvalidInput for one that cannot be understood."""
+    cluster = getattr(client, "nodes_manager", None)
+    if cluster is not None:
+        nodes = tuple((node.host, node.port) for node in cluster.startup_nodes.values())
+        options = cluster.connection_kwargs
+        # A cluster for threads is told `ssl`; one for event loops, or made from a URL, has a class of connections.
+        by = options.get("connection_class")
+        is_tls = bool(options.get("ssl")) or (isinstance(by, type) and issubclass(by, KINDS["tls"]))
+        return ClientTraits("tls" if is_tls else "plain", _taken(options), nodes, cluster=True)
+    pool: Any = getattr(client, "connection_pool", None)
+    known, options = getattr(pool, "connection_class", None), getattr(pool, "connection_kwargs", None)
+    if not isinstance(known, type) or not isinstance(options, dict):
+        raise InvalidInput(
+            f"client is a client of redis-py, such as redis.Redis(…) or redis.asyncio.Redis(…), not {type(client).__name__}"
         )
-        try:
-            connection.connect()
-        except BaseException as error:
-            connection.disconnect()
-            raise _not_connected(error) from None
-        return RedisConnection(connection, address, seconds, short_timeouts=seconds < 0.9 * self.timeout)
+    sentinel = getattr(pool, "sentinel_manager", None)
+    if sentinel is not None:
+        asked = [one.connection_pool.connection_kwargs for one in sentinel.sentinels]
+        addresses = tuple((one["host"], one.get("port", 26379)) for one in asked)
+        kind = "tls" if issubclass(known, KINDS["tls"]) else "plain"
+        return ClientTraits(kind, _taken(options), addresses, False, pool.service_name, _taken(asked[0]))
+    kind = next((name for name in ("unix", "tls", "plain") if issubclass(known, KINDS[name])), "")
+    if not kind:
+        raise InvalidInput(f"client connects by {known.__name__}, which is no connection of redis-py")
+    if kind == "unix":
+        return ClientTraits(kind, _taken(options), ((options["path"], 0),))
+    return ClientTraits(kind, _taken(options), ((options.get("host", "localhost"), options.get("port", 6379)),))
 
-    async def connect_async(self, address: Address) -> AsyncRedisConnection:
-        """A connection on an event loop, which is made for as long as the caller awaits it."""
-        asyncs = redis.asyncio
-        kinds: dict[str, Any] = {
-            "plain": asyncs.Connection,
-            "tls": asyncs.SSLConnection,
-            "unix": asyncs.UnixDomainSocketConnection,
-        }
-        connection = kinds[self._kind](
-            **self._arguments(address), socket_timeout=None, socket_connect_timeout=2 * self.timeout
-        )
-        try:
-            await connection.connect()
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise _not_connected(error) from None
-        return AsyncRedisConnection(connection, address)
+
+def _taken(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and (name in TAKEN or name.startswith("ssl_"))
+    }
 
 
 def _not_connected(error: BaseException) -> BaseException:

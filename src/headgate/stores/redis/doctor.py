@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 OLDEST = (6, 2)
 
 
-def examine(ask: Callable[..., Any], where: str, cluster: bool) -> Iterator[Finding]:
-    """Findings about one server; `ask` sends it a command."""
+def examine(ask: Callable[..., Any], where: str, cluster: bool, prefix: str = "") -> Iterator[Finding]:
+    """Findings about one server; `ask` sends it a command, `prefix` is what keys begin with."""
     try:
         info = _facts(ask("INFO"))
     except ErrorReply as error:
@@ -35,7 +35,7 @@ def examine(ask: Callable[..., Any], where: str, cluster: bool) -> Iterator[Find
         yield from _role(info, where, cluster)
     yield from _functions(ask, where)
     yield from _time(ask, where)
-    yield from _channels(ask, where)
+    yield from _channels(ask, where, prefix)
 
 
 def _facts(info: bytes) -> dict[str, str]:
@@ -111,14 +111,14 @@ def _time(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
         pass
 
 
-def _channels(ask: Callable[..., Any], where: str) -> Iterator[Finding]:
+def _channels(ask: Callable[..., Any], where: str, prefix: str) -> Iterator[Finding]:
     try:
-        ask("EVAL", f"return redis.call('PUBLISH', '{channel('doctor')}', '')", 0)
+        ask("EVAL", f"return redis.call('PUBLISH', '{channel('doctor', prefix)}', '')", 0)
     except ErrorReply as error:
         yield (
             "wrong",
             f"{where} does not let its user publish ({error.text}): waiters learn of their turn by heartbeats alone",
-            "ACL SETUSER … &hg:wake:*",
+            f"ACL SETUSER … &{channel('*', prefix)}",
         )
     except (ConnectionLost, AnswerTimeout):
         pass

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...kernel.commands import Command
-    from .client import Address, RedisEndpoint
+    from .client import Address
+    from .endpoint import RedisEndpoint
     from .wire import Decoded
 
     #: The gate of an ask, and the bytes of its request before and after the gate's sequence number and epoch.
@@ -109,6 +110,12 @@ class RedisRequests:
         self.slots: dict[int, Address] = {}
         self._slot_of: dict[str, int] = {}
 
+        #: Where the sentinels said that the master is; None: they have to be asked.
+        self.master: Address | None = None
+
+    def tag(self, gate: str) -> str:
+        return tag(gate, self.endpoint.prefix)
+
     # --- sending --------------------------------------------------------------------------------------------------
 
     def words_of(self, request: RedisRequest) -> list[Any]:
@@ -132,10 +139,10 @@ class RedisRequests:
         seen, told = self.seen.get(gate, 0), self.told.get(gate, self.session)
         arguments = encode(gate, commands, seen=seen, told=told, now=now, calendars=calendars, first=never_sent)
         if self.functions:
-            return ["FCALL", function(), 1, tag(gate), *arguments]
+            return ["FCALL", function(), 1, self.tag(gate), *arguments]
         if sends_script:
-            return ["EVAL", text(), 1, tag(gate), *arguments]
-        return ["EVALSHA", digest(), 1, tag(gate), *arguments]
+            return ["EVAL", text(), 1, self.tag(gate), *arguments]
+        return ["EVALSHA", digest(), 1, self.tag(gate), *arguments]
 
     def encode_ask(self, ask: Command) -> EncodedAsk | None:
         """An ask that was sent and will be again, encoded but for the gate's sequence number and epoch at that moment. None
@@ -233,21 +240,43 @@ class RedisRequests:
     def slot(self, gate: str) -> int:
         slot = self._slot_of.get(gate)
         if slot is None:
-            slot = self._slot_of[gate] = slot_of(tag(gate))
+            slot = self._slot_of[gate] = slot_of(self.tag(gate))
         return slot
 
     def address(self, request: RedisRequest) -> Address | None:
-        """Where a request goes; None: the cluster has to be asked for its slots first."""
-        if not self.endpoint.cluster:
-            return self.endpoint.start
-        return request.redirected_to or self.slots.get(self.slot(request.gate))
+        """Where a request goes; None: `lookups` have to be asked first."""
+        return request.redirected_to or self.address_of(request.gate)
+
+    def address_of(self, gate: str) -> Address | None:
+        """Where a gate is, as far as it is known."""
+        endpoint = self.endpoint
+        if endpoint.fixed:
+            return endpoint.start
+        return self.slots.get(self.slot(gate)) if endpoint.cluster else self.master
 
     def masters(self) -> list[Address]:
-        """The servers to ask about the cluster: its masters as last known, and the one in the URL."""
+        """The masters as last known, and of a cluster the server in the URL."""
+        if self.endpoint.sentinels:
+            return [] if self.master is None else [self.master]
         return list(dict.fromkeys([*self.slots.values(), self.endpoint.start]))
 
-    def learn_slots(self, asked: Address, answer: Any) -> None:
-        """Take over what CLUSTER SLOTS answered."""
+    def lookups(self) -> list[tuple[Address, tuple[str, ...]]]:
+        """Whom to ask where the gates are, and by which command; the first answer counts."""
+        sentinels = self.endpoint.sentinels
+        if sentinels:
+            return [(address, ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.endpoint.service)) for address in sentinels]
+        return [(address, ("CLUSTER", "SLOTS")) for address in self.masters()]
+
+    def learn(self, asked: Address, answer: Any) -> None:
+        """Take over what was answered to a command of `lookups`. Raises ErrorReply where that is nothing."""
+        if self.endpoint.sentinels:
+            if answer is None:
+                service, place = self.endpoint.service, ":".join(map(str, asked))
+                raise ErrorReply(
+                    "other", f"the sentinel {place} knows no master {service!r}; `SENTINEL MASTERS` lists them"
+                )
+            self.master = (answer[0].decode(), int(answer[1]))
+            return
         slots: dict[int, Address] = {}
         for first, last, master, *_ in answer:
             host = master[0].decode() if master[0] else asked[0]
@@ -266,10 +295,10 @@ class RedisRequests:
         if isinstance(error, ConnectionLost) and error.connected:
             self.fail_unrepeatable(request, error)
             request.answer_lost = True
-            self._forget_slots()
+            self._forget_places()
             return 0.0 if request.attempts == 1 else PAUSE
-        if isinstance(error, ConnectionLost) and self.endpoint.cluster and request.attempts < 3:
-            self._forget_slots()  # a master is gone; another may have its slots
+        if isinstance(error, ConnectionLost) and not self.endpoint.fixed and request.attempts < 3:
+            self._forget_places()  # a master is gone; another may have its gates
             return PAUSE
         raise self.unavailable(error)
 
@@ -289,7 +318,7 @@ class RedisRequests:
             return 0.0 if request.attempts < 5 else PAUSE
         if kind in ("moving", "ask", "loading", "readonly", "busy"):
             if kind in ("moving", "readonly"):
-                self._forget_slots()
+                self._forget_places()
             return PAUSE
         if self.clock is None and kind in ("other", "permission") and _about_time(error.text):
             self.sends_time = True
@@ -297,13 +326,15 @@ class RedisRequests:
             return 0.0
         if kind == "foreign":
             raise StoreFormatError(
-                f"{self.endpoint.shown}: a key under {tag(request.gate)} is not ours: {error.text}; remove it, or use "
+                f"{self.endpoint.shown}: a key under {self.tag(request.gate)} is not ours: {error.text}; remove it, or use "
                 f"another database"
             )
         raise self.unavailable(error)
 
-    def _forget_slots(self) -> None:
+    def _forget_places(self) -> None:
+        """A server is gone, or no longer what it was: ask again where the gates are."""
         self.slots = {}
+        self.master = None
 
     def fail_unrepeatable(self, request: RedisRequest, error: Exception) -> None:
         """Fail the jobs that must not be sent twice."""

@@ -98,11 +98,11 @@ def library() -> str:
     )
 
 
-def tag(gate: str) -> str:
+def tag(gate: str, prefix: str = "") -> str:
     """What every key of a gate begins with. In a cluster they are all in one slot."""
-    return f"hg:{{{gate}}}"
+    return f"{prefix}hg:{{{gate}}}"
 
 
-def channel(session: str) -> str:
+def channel(session: str, prefix: str = "") -> str:
     """Where the script publishes which tickets of a process to wake; `wire.wakes` reads it."""
-    return f"hg:wake:{session}"
+    return f"{prefix}hg:wake:{session}"

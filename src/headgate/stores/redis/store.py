@@ -8,14 +8,15 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
-from ...errors import HeadgateError
+from ...background import at_end, is_ending
+from ...errors import HeadgateError, InvalidInput
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
 from ..base import Capabilities, Seen, at_fork, ignore_loss, new_session
 from ..remote.jobs import AbandonedJobs, ThreadJob
 from .aio import RedisLoopSender
-from .client import RedisEndpoint
 from .coalescer import NO_REPLY, GateThreadCoalescer
+from .endpoint import RedisEndpoint
 from .requests import RedisRequest, RedisRequests
 from .script import KINDS
 from .threads import RedisThreadSender
@@ -40,8 +41,10 @@ class RedisStore:
     """State in a Redis or Valkey server (6.2 or newer), decided there by one script call per gate and batch.
 
     Commands that arrive during a round trip are batched into the next one, per gate. Time is the server's; `clock`
-    (microseconds) is for tests. A server that does not answer within 200 ms (`?timeout=` in the URL) is unavailable.
-    After `close` the next command connects again.
+    (microseconds) is for tests. A server that does not answer within 200 ms (`timeout`) is unavailable. `prefix` is what
+    all keys and channels begin with. In the place of a URL it takes a `client` of redis-py, for what a URL cannot say, such
+    as a provider of credentials: the store makes connections of its own that are like the client's. After `close` the next
+    command connects again.
     """
 
     capabilities = Capabilities(
@@ -54,10 +57,26 @@ class RedisStore:
     )
     keeper: Any = None
 
-    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: object = None,
+        prefix: str | None = None,
+        timeout: str | float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if (url is None) is (client is None):
+            raise InvalidInput("a RedisStore takes a URL, or client=redis.Redis(…): one of the two")
+        self._endpoint = endpoint = RedisEndpoint.of_url(url) if url is not None else RedisEndpoint.of_client(client)
+        if prefix is not None:
+            endpoint.set_prefix(prefix)
+        if timeout is not None:
+            endpoint.set_timeout(timeout)
+        if url is None and prefix is not None:
+            endpoint.shown += f"?prefix={prefix}"
+        self.url = endpoint.shown if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
-        self._endpoint = RedisEndpoint(url)
         self._requests = RedisRequests(self._endpoint, clock, self._lost)
         self._begin()
         at_fork.add(self)
@@ -85,6 +104,8 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         reply = NO_REPLY
         if self._early_takes and isinstance(command, Stand):
             reply = self._early_takes.reply_to(command)
@@ -103,6 +124,8 @@ class RedisStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         self._abandoned.wait_for_asks(commands)
         if self._early_takes:
             for command in commands:
@@ -117,6 +140,8 @@ class RedisStore:
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
         """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         loop = self._loop
         if loop is None or loop.loop is not get_running_loop():
             loop = self._loop_of(get_running_loop())
@@ -155,7 +180,8 @@ class RedisStore:
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
-        self._early_takes.forget(ticket)
+        if not is_ending():
+            self._early_takes.forget(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._subscriber.listeners.adopt(session, tell)
@@ -188,12 +214,12 @@ class RedisStore:
 
         from .doctor import examine
 
-        cluster = self._endpoint.cluster
-        return [
-            finding
-            for address in self._requests.masters()
-            for finding in examine(partial(self._threads.ask, address=address), ":".join(map(str, address)), cluster)
-        ]
+        cluster, prefix = self._endpoint.cluster, self._endpoint.prefix
+        findings: list[tuple[str, str, str]] = []
+        for address in self._requests.masters():
+            where = ":".join(map(str, address))
+            findings += examine(partial(self._threads.ask, address=address), where, cluster, prefix)
+        return findings
 
     def close(self) -> None:
         from .. import forget_store
@@ -235,5 +261,5 @@ atexit.register(_close_all)
 
 
 def open_url(url: str) -> RedisStore:
-    """`redis://[user:password@]host:6379/0`, `rediss://` with TLS, `redis+cluster://` for a cluster, `unix:///path`."""
+    """`redis://[user:password@]host:6379/0`, `rediss://` with TLS, `redis+cluster://`, `redis+sentinel://`, `unix:///path`."""
     return RedisStore(url)

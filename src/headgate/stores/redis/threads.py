@@ -10,7 +10,7 @@ from ..remote.jobs import AnswerTimeout, ConnectionLost, ThreadJob
 from .coalescer import NO_REPLY, GateThreadCoalescer
 from .errors import ErrorReply
 from .requests import RedisRequest
-from .script import library, tag
+from .script import library
 from .wire import decode
 
 TYPE_CHECKING = False
@@ -48,10 +48,8 @@ class RedisThreadSender:
         requests = self._requests
         if requests.sends_time:
             return None
-        endpoint = requests.endpoint
-        address = endpoint.start if not endpoint.cluster else requests.slots.get(requests.slot(gate))
         try:
-            return self._idle[address].pop()  # type: ignore[index]
+            return self._idle[requests.address_of(gate)].pop()  # type: ignore[index]
         except LookupError:
             return None
 
@@ -191,7 +189,7 @@ class RedisThreadSender:
         """An idle connection to the server of a request, or a new one."""
         address = self._requests.address(request)
         if address is None:
-            self._ask_slots(end)
+            self._look_up(end)
             address = self._requests.address(request)
             if address is None:
                 raise ErrorReply("moving", "CLUSTERDOWN no master serves the slot of this gate")
@@ -220,14 +218,14 @@ class RedisThreadSender:
         finally:
             connection.close()
 
-    def _ask_slots(self, end: float) -> None:
-        """Ask the masters of a cluster, until one answers, which of them serves which slot."""
+    def _look_up(self, end: float) -> None:
+        """Ask where the gates are, until one of those who know answers: the masters of a cluster, or the sentinels."""
         error: Exception | None = None
-        for address in self._requests.masters():
+        for address, words in self._requests.lookups():
             try:
                 connection = self._requests.endpoint.connect(address, end - monotonic())
                 try:
-                    self._requests.learn_slots(address, connection.roundtrip("CLUSTER", "SLOTS"))
+                    self._requests.learn(address, connection.roundtrip(*words))
                 finally:
                     connection.close()
                 return
@@ -246,7 +244,7 @@ class RedisThreadSender:
                 left = connection.roundtrip("CLUSTER", "GETKEYSINSLOT", slot, count) if count else []
             finally:
                 connection.close()
-            if not any(key.startswith(tag(request.gate).encode()) for key in left):
+            if not any(key.startswith(self._requests.tag(request.gate).encode()) for key in left):
                 request.redirected_to, request.says_asking = reply.address, True
                 return True
         return False

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...kernel.commands import Stand
-    from .client import Address, RedisConnection, RedisEndpoint
+    from .client import Address, RedisConnection
+    from .endpoint import RedisEndpoint
     from .requests import EncodedAsk, RedisRequests
     from .threads import RedisThreadSender
 
@@ -133,22 +134,25 @@ class RedisSubscriber(WakeSubscriber):
         #: The servers to subscribe at, tried in order. Any server of a cluster will do: messages get everywhere.
         self._addresses = addresses
         #: Channel → session: of this process, and of those that it serves.
-        self._channels = {channel(session).encode(): session}
+        self._channels = {self._channel(session).encode(): session}
+
+    def _channel(self, session: str) -> str:
+        return channel(session, self._endpoint.prefix)
 
     def adopt(self, session: str) -> None:
         """Subscribe for another process as well. Without a connection that is done when there is one again."""
-        self._channels[channel(session).encode()] = session
+        self._channels[self._channel(session).encode()] = session
         connection = self._connection
         if connection is not None:
             with suppress(ConnectionLost, AnswerTimeout, ErrorReply):
-                connection.send("SUBSCRIBE", channel(session))
+                connection.send("SUBSCRIBE", self._channel(session))
 
     def disown(self, session: str) -> None:
-        self._channels.pop(channel(session).encode(), None)
+        self._channels.pop(self._channel(session).encode(), None)
         connection = self._connection
         if connection is not None:
             with suppress(ConnectionLost, AnswerTimeout, ErrorReply):
-                connection.send("UNSUBSCRIBE", channel(session))
+                connection.send("UNSUBSCRIBE", self._channel(session))
 
     def _run(self, stopping: threading.Event) -> None:
         try:

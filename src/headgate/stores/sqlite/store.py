@@ -20,9 +20,11 @@ import time
 from contextlib import suppress
 from random import random
 
+from ...background import LONGEST_END_S, at_end, check_free, is_ending, is_late
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
+from .. import absolute, url_of
 from ..base import Capabilities, Listeners, Seen, checked, ignore_loss, new_session
 from .jobs import SqliteJob
 from .schema import STORE_FORMAT
@@ -67,7 +69,7 @@ class SqliteStore:
             raise InvalidInput(f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}")
         #: The file, absolute.
         self.path = os.path.abspath(path)
-        self.url = f"sqlite:///{self.path}" if url is None else url
+        self.url = url_of("sqlite", self.path) if url is None else url
         self.on_loss: Callable[[str], None] = ignore_loss
         self._synchronous = synchronous
         self._clock = clock
@@ -95,6 +97,8 @@ class SqliteStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            check_free(self._lock, self.url)
         if command.writes and not self._lock.locked():
             # `with`, because Ctrl-C can come between an `acquire` and its `try`.
             with self._lock:
@@ -106,6 +110,8 @@ class SqliteStore:
         return checked(reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if is_ending():
+            check_free(self._lock, self.url)
         return self._run(SqliteJob(commands)) if commands else []
 
     def _run(self, job: SqliteJob) -> list[Any]:
@@ -117,6 +123,8 @@ class SqliteStore:
             with self._lock:
                 while not job.done:
                     if pause_s := transactions.attempt(job):
+                        if is_ending() and is_late():
+                            raise at_end(self.url)
                         time.sleep(pause_s)
         except BaseException:
             transactions.withdraw(job)
@@ -165,10 +173,12 @@ class SqliteStore:
         When the task is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at
         the next `await` of the task.
         """
-        import asyncio
-
         if not commands:
             return []
+        if is_ending():
+            return self.execute(commands)  # nobody else runs, and nothing can be imported
+        import asyncio
+
         job, transactions = SqliteJob(commands), self._transactions
         if job.writes:
             transactions.queue.append(job)
@@ -276,6 +286,12 @@ class SqliteStore:
             self._transactions.shut()
         self._waker.close()
 
+    def end(self) -> None:
+        # A thread that hangs in the file with the lock must not keep the process: SQLite mends what is left by itself.
+        if self._lock.acquire(timeout=LONGEST_END_S):
+            self._lock.release()
+            self.close()
+
     def before_fork(self) -> None:
         self._forking = self._lock.acquire(timeout=1.0)
         if self._forking:
@@ -292,15 +308,18 @@ class SqliteStore:
 
 
 def open_url(url: str) -> SqliteStore:
-    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?synchronous=normal|full|off`."""
+    """`sqlite:///relative.db` or `sqlite:////absolute/path.db`, with `?synchronous=normal|full|off`.
+
+    A relative path starts at the working directory; in a configuration file it was made absolute before.
+    """
     from urllib.parse import parse_qsl, unquote
 
     rest, _, query = url.removeprefix("sqlite://").partition("?")
     path = unquote(rest.removeprefix("/"))
     if not rest.startswith("/") or not path or path.endswith("/") or "\0" in path:
         raise InvalidInput(
-            f"{url!r} names no file; write sqlite:///gates.db for one in the working directory, "
-            f"or sqlite:////var/lib/gates.db (with four slashes) for an absolute path"
+            f"{url!r} names no file; write sqlite:///gates.db for one beside the configuration (in code: in the "
+            f"working directory), or sqlite:////var/lib/gates.db (with four slashes) for an absolute path"
         )
     if path == ":memory:":
         raise InvalidInput(f"{url!r}: use memory:// for state that is gone with the process")
@@ -310,4 +329,4 @@ def open_url(url: str) -> SqliteStore:
             raise InvalidInput(
                 f"{url!r}: {name}={synchronous} is not known; a SQLite store takes synchronous={'|'.join(SYNCHRONOUS)}"
             )
-    return SqliteStore(path, synchronous=synchronous, url=url)
+    return SqliteStore(path, synchronous=synchronous, url=absolute(url))

@@ -44,9 +44,9 @@ function changes.n(now, head)
     expires[#expires + 1] = renew_lease(now, before, lease, head[5])
   end
   local line = line_module()
-  if #tickets > 0 and records.head.tickets > 0
-    and (line.hear(now, session) or now >= line.line_state().timer_at) then
-    line.serve(now)
+  if records.head.tickets > 0 then
+    local woke = #tickets > 0 and line.hear(now, session)
+    if woke or now >= line.line_state().timer_at then line.serve(now) end
   end
   if #tickets > 0 then
     space('tickets'):prefetch(tickets)
@@ -229,7 +229,9 @@ local function look(now, wanted)
   if now < head.now then now = head.now end
   head.now = now
   notice(now)
+  local overdue = 0
   if head.tickets > 0 and now >= line_module().line_state().timer_at then
+    overdue = line_module().line_state().timer_at
     line_module().serve(now) -- as the next decision will
   end
   -- Before the rest, which may make up for lost state of a key that is not used.
@@ -256,7 +258,7 @@ local function look(now, wanted)
   end
   local leases = wanted[4] and holders(now, blocking) or {}
   return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, keys}
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, overdue, keys}
 end
 
 -- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether

@@ -118,7 +118,8 @@ local function publish(now)
     records.wakes = {}
     local line = line_module()
     for session, mine in pairs(messages) do
-      local subscribers = redis.pcall('PUBLISH', 'hg:wake:' .. session, cjson.encode(mine))
+      local channel = string.sub(TAG, 1, find(TAG, '{', 1, true) - 1) .. 'wake:' .. session -- under the keys' own prefix
+      local subscribers = redis.pcall('PUBLISH', channel, cjson.encode(mine))
       if type(subscribers) == 'number' and line.published(now, session, subscribers) then unheard = true end
     end
     if unheard then line.serve(now) end

@@ -11,7 +11,7 @@ local format, find, floor, ceil, max, min = string.format, string.find, math.flo
 local NEVER, SECOND, INFINITE = 9007199254740992, 1000000, math.huge
 -- For how long an id is known after its end; after how many sequence numbers expired records are reaped.
 local REMEMBER, REAP_EVERY = 60 * SECOND, 256
--- hg:{<gate>}
+-- hg:{<gate>}, after the prefix if there is one
 local TAG
 
 -- records/
@@ -22,7 +22,7 @@ local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage
 local outcome_of, fitting
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large, rounded
-local earliest, earliest_now, blocked_by, charge, hold, let_go
+local earliest, earliest_now, blocked_by, charge, hold, let_go, is_another_kind, check_kinds
 -- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, decide_ask, settle, release, cancel, lease_of
 local steps_in_force, is_another, compare, notice

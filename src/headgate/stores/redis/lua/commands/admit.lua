@@ -38,8 +38,10 @@ local function ticket_reply(now, ask, plan, id, holder, ticket)
   if ticket.called ~= 0 then
     -- Taking a call: what was held goes, and the charge is stamped now.
     local call_ends = ticket.called
+    local steps = steps_in_force(now, plan)
+    check_kinds(steps) -- another version of the configuration may ask now than stood in line
     line.remove(now, ticket)
-    local reply = grant(now, ask, plan, steps_in_force(now, plan), now, id, holder)
+    local reply = grant(now, ask, plan, steps, now, id, holder)
     if records.head.tickets > 0 and not line.is_certain(now, plan, call_ends) then line.serve(now) end
     drop_own_wakes(id)
     return reply
@@ -146,7 +148,9 @@ function decide_ask(now, ask, plan, id, holder)
   if head.paused > now then
     at, last = earliest_now(now, steps)
     if at <= head.paused then at, last = head.paused, nil end
-  elseif head.tickets == 0 or not line_module().is_behind(plan) then
+  elseif head.tickets > 0 and line_module().is_behind(plan) then
+    check_kinds(steps)
+  else
     at, last = earliest_now(now, steps)
     if at <= now then return grant(now, ask, plan, steps, now, id, holder) end
   end
@@ -161,6 +165,8 @@ function decide_ask(now, ask, plan, id, holder)
     local asker = asker_of(now, ask, plan, id, holder)
     line.serve(now, asker)
     if asker.has_taken then return asker.reply end
+    -- Another kind was called first, under a name that had no state before.
+    if not line.find(id) then check_kinds(steps) end
   end
   return ticket_reply(now, ask, plan, id, holder, line.find(id))
 end

@@ -170,11 +170,16 @@ function steps_in_force(now, plan)
   return steps
 end
 
+-- A number for a message, as in errors.py: whole as it is, else with three digits that count.
+local function figure(number)
+  return format((number == floor(number) or number >= 100) and '%.0f' or '%.3g', number)
+end
+
 function too_large_text(step, plan)
   local limit = step.limit
   local whose = step.rank >= 0 and "the share of priority '" .. plan.policy.priorities[step.rank + 1] .. "'" or 'it'
-  local most = limit.leased and 'no slot at all' or format('at most %g at once', limit:largest(step.value))
-  return format('a cost of %g %s can never fit: %s allows %s', step.cost, limit.unit, whose, most)
+  local most = limit.leased and 'no slot at all' or 'at most ' .. figure(limit:largest(step.value)) .. ' at once'
+  return format('a cost of %s %s can never fit: %s allows %s', figure(step.cost), limit.unit, whose, most)
 end
 
 -- Pause at least until then; a pause that is already longer stays.

@@ -45,8 +45,8 @@ local function endings()
       and (outcome.answered or (not end_.outcome and not actual))
     for _, step in ipairs(steps) do
       local limit, cost = step.limit, step.cost
-      if limit.leased then
-        -- It has no amount.
+      if limit.leased or is_another_kind(step) then
+        -- It has no amount, or that was forgotten.
       elseif outcome.refunds then
         if not lost then limit:refund(now, step.member, cost, step.value, at, confirmed) end
       else

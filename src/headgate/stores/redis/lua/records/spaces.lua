@@ -1,6 +1,6 @@
 -- Records: the state of one gate, as records.py has it. Read when asked for, cached for this call, written once at its end.
 --
--- Keys, all of one gate and one slot (KEYS[1] is hg:{<gate>}):
+-- Keys, all of one gate and one slot (KEYS[1] is hg:{<gate>}, or prefix:hg:{<gate>}):
 --
 --   hg:{gate}                   HASH  the head: seq, now, and the rest of it (main.lua)
 --   hg:{gate}:<kind>            HASH  member → value (MessagePack)
