@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "looks-at-the-dead",
         "kernel/commands/peek.py",
-        "if head.tickets and now >= line.line_state(view).timer_at:",
+        "if head.tickets and now >= (due_at := line.line_state(view).timer_at):",
         "if False:",
         "a look leaves out the waiters of a dead process",
     ),
@@ -362,15 +362,15 @@ MUTANTS = [
     Mutant(
         "kinds-unchecked-behind-the-line",
         "kernel/commands/admit.py",
-        "            check_kinds(records, steps)\n            if not self.waits:",
-        "            if not self.waits:",
+        "            check_kinds(records, steps)\n        else:",
+        "            pass\n        else:",
         "an ask of another kind is refused at once, also behind others",
     ),
     Mutant(
         "kinds-unchecked-in-a-pause",
         "kernel/commands/admit.py",
-        "            at = paused\n            check_kinds(records, steps)\n",
-        "            at = paused\n",
+        "            at, last = earliest_now(records, now, steps)\n            if at <= paused:",
+        "            at = paused\n            if at <= paused:",
         "an ask of another kind is refused at once, also in a pause",
     ),
     Mutant(
@@ -425,7 +425,7 @@ SCRIPT = [
     ("buries-more-at-once", "line/serving", "for at = 1, min(left, #found) do", "for at = 1, #found do"),
     ("calls-the-dead", "line/serving", "if not _bury(now) then", "if not _bury(now) and false then"),
     ("buries-in-silence", "line/serving", "    if found[1] then\n", "    if false then\n"),
-    ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n    local state", "    local state"),
+    ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n  else", "  else"),
     ("fails-all-for-another-kind", "line/serving", "elseif not member and any_of_another_kind(steps) then",
      "elseif false then"),
     ("settles-another-kind", "commands/settle", "if limit.leased or is_another_kind(step) then", "if limit.leased then"),
