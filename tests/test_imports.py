@@ -44,7 +44,13 @@ LEVEL["policy"] = LEVEL["sources"] = LEVEL["config"]
 MAY_IMPORT_PUBLIC_NAMES = {part for part, level in LEVEL.items() if level > LEVEL["gate"]}
 
 # Inside the kernel the same: values, limits, plans, the line and commands, flows.
-KERNEL_LAYERS = (("head", "model", "records"), ("limits",), ("plan",), ("line", "commands"), ("flows",))
+KERNEL_LAYERS = (
+    ("head", "model", "records", "overlay"),
+    ("limits",),
+    ("plan",),
+    ("ahead", "line", "commands"),
+    ("flows", "why"),
+)
 KERNEL_LEVEL = {part: level for level, parts in enumerate(KERNEL_LAYERS) for part in parts}
 
 PURE = {"kernel"}

@@ -67,6 +67,10 @@ AMOUNTS = {
     "items_per_day",
     "cost",
     "weight",
+    "promised",
+    "requests",
+    "old",
+    "new",
 }
 #: Lengths: seconds that are not counted from now. They are named after what they measure.
 LENGTHS = {
@@ -187,7 +191,7 @@ def test_a_waiter_tells_for_how_long_it_waits() -> None:
     store.decide(Stand(gate.policy.plan(1), "ticket", waits=True, session="another"))
     clock.advance(7)
     [waiter] = gate.waiters()
-    assert check(plain(waiter)) == {"waiting_for"}
+    assert check(plain(waiter)) == {"waiting_for", "goes_in"}
     assert waiter.waiting_for == 7
     [holder] = gate.holders()
     assert (holder.held_for, holder.expires_in) == (7, 23)

@@ -61,7 +61,9 @@ class Denied(HeadgateError):
 
     `reason` says why in words, `gate` and `limit` name what refused it (`limit` is None when no single limit did, as
     with a pause), `retry_after` is in seconds (None when waiting would not help) and `position` is the place in the
-    line that the ask had when it gave up (None when it never stood in line).
+    line that the ask had when it gave up, or would have had (None where no ticket was before it). `timing` says how sure
+    `retry_after` is: `"exact"`; `"estimate"`, where it follows from what those ahead cost; or `"earliest"`, where slots are
+    waited for and nobody knows when one is released.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Denied(HeadgateError):
         limit: str | None = None,
         retry_after: float | None = None,
         position: int | None = None,
+        timing: str = "exact",
     ) -> None:
         super().__init__(reason)
+        self.timing = timing
         self.reason = reason
         self.gate = gate
         self.limit = limit
@@ -86,7 +90,8 @@ class Denied(HeadgateError):
         if self.limit is not None:
             facts.append(f"limit {self.limit!r}")
         if self.retry_after is not None:
-            facts.append(f"retry after {figure(self.retry_after)} s")
+            about = {"estimate": "about ", "earliest": "at the earliest "}.get(self.timing, "")
+            facts.append(f"retry after {about}{figure(self.retry_after)} s")
         if self.position is not None:
             facts.append(f"position {self.position} in line")
         text = self.reason if self.gate is None else f"gate {self.gate!r}: {self.reason}"

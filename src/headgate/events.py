@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "store_down": ("error", "gate {gate}: the store cannot be reached ({error}); the gate is {mode} until it is back"),
     "store_up": ("info", "gate {gate}: the store is back after {down_for:.1f} s"),
     "state_lost": ("error", "gate {gate}: the store has lost state; rates come back slowly, holders register again"),
-    "adapted": ("info", "gate {gate}: an adaptive limit moved after {outcome}"),
+    "adapted": ("info", "gate {gate}: the adaptive limit {limit} went from {old:g} to {new:g} after {outcome}"),
     "limits_differ": ("warning", "gate {gate}: the guard's limits count, and they are others than here: {differences}"),
     "unshared": (
         "warning",

@@ -19,6 +19,7 @@ from headgate.cli import reference
 from headgate.cli.app import COMMANDS
 from headgate.cli.presets import DEFAULT, PRESETS
 from headgate.config import file as config_file
+from headgate.kernel.commands import Stand
 from headgate.stores import open_store
 from tests.support import ROOT
 from tests.support.command_line import done, read, run
@@ -38,7 +39,18 @@ def test_every_command_says_what_it_does_and_every_option_what_it_means() -> Non
 
 
 def test_every_reading_command_takes_json() -> None:
-    readers = {"status", "explain", "limits list", "limits get", "leases list", "simulate", "plan", "doctor", "demo"}
+    readers = {
+        "status",
+        "explain",
+        "limits list",
+        "limits get",
+        "leases list",
+        "waiters",
+        "simulate",
+        "plan",
+        "doctor",
+        "demo",
+    }
     readers |= {"token list"}
     having = {
         " ".join(path[1:])
@@ -271,7 +283,7 @@ def test_explain_names_what_blocks_who_holds_it_and_spends_nothing(gates: Any) -
     assert "it would go now" in done("explain", "adobe")
     with gates["adobe"].acquire(holder="one"), gates["adobe"].acquire(holder="two"):
         text = done("explain", "adobe")
-        assert re.search(r"it would wait at most (30|29) s: limit 'in_flight' is used up", text)
+        assert re.search(r"it would go at the earliest in (30|29) s: limit 'in_flight' is used up", text)
         assert "two" in text
         answer = read("explain", "adobe")
     assert answer["granted"] is False
@@ -280,6 +292,47 @@ def test_explain_names_what_blocks_who_holds_it_and_spends_nothing(gates: Any) -
     assert gates["adobe"].usage()["rpm"].used == 2
     assert "it can never go" in done("explain", "units", "--cost", "pu=6", "--priority", "batch")
     assert read("explain", "units", "--cost", "pu=6")["granted"] is True
+
+
+def test_waiters_are_listed_with_what_they_wait_for_and_the_reason_is_one_sentence(gates: Any) -> None:
+    assert done("waiters", "adobe") == "adobe: free now\n"
+    adobe = gates["adobe"]
+    held = [adobe.acquire(), adobe.acquire()]
+    plan = adobe.policy.plan()
+    stand = Stand(plan, "mine", "report.pdf", plan.lease, waits=True, session="another")
+    adobe.store.decide(stand)
+    why = "1 waits for in_flight: the first (report.pdf) needs a slot, and none is free; one ends by itself in "
+    text = done("waiters", "adobe")
+    assert text.startswith(f"adobe: {why}")
+    assert "report.pdf" in text.splitlines()[2]
+    told = read("waiters", "adobe")
+    [waiter] = told["waiters"]
+    assert (waiter["id"], waiter["limit"], waiter["cost"], waiter["state"]) == (
+        "mine",
+        "in_flight",
+        {"requests": 1},
+        "waits",
+    )
+    assert told["why"].startswith(why)
+    for command in ("status", "top", "explain"):
+        assert why in done(command, "adobe")
+    assert read("status", "adobe")["gates"][0]["why"].startswith(why)
+    adobe.pause(60, "maintenance")
+    assert "paused for 60 s: maintenance; 1 waits" in done("status", "adobe")
+    for permit in held:
+        permit.release()
+
+
+def test_status_shows_the_keys_that_use_most(gates: Any) -> None:
+    orgs = gates["orgs"]
+    held = [orgs.acquire(key={"org": org}) for org in ("acme", "acme", "beta")]
+    rows = read("status", "orgs", "--top-keys", "1")["gates"][0]["limits"]
+    assert [(row["key"], row["used"]) for row in rows if row["key"]] == [("acme", 2)]
+    text = done("status", "orgs", "--top-keys")
+    assert text.index("org acme") < text.index("org beta")
+    assert run("status", "--top-keys", "3").exit_code == 2
+    for permit in held:
+        permit.release()
 
 
 # --- changing ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Adaptive concurrency: one working limit for everybody, moved by how calls end."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Aimd, Concurrency, Gate
+from headgate.events import Event, subscribe
 from headgate.testing import FakeClock
 from tests.support.stores import STORES, examples
 
@@ -144,6 +146,42 @@ def test_it_never_grows_above_the_limit_nor_above_an_override_of_it(made: Any) -
     assert len(fill(gate)) == 3
 
 
+@pytest.fixture
+def moves() -> Iterator[list[tuple[Any, ...]]]:
+    """The limit, key, old and new value and outcome of each `adapted` event."""
+    told: list[tuple[Any, ...]] = []
+
+    def sink(event: Event) -> None:
+        if event.kind == "adapted":
+            told.append(tuple(event.facts[name] for name in ("limit", "key", "old", "new", "outcome")))
+
+    stop = subscribe(sink)
+    yield told
+    stop()
+
+
+def test_a_limit_that_grows_is_told_with_its_old_and_new_value(made: Any, moves: list[Any]) -> None:
+    gate = adaptive(made[0], start=2, increase_every=2)
+    for permit in fill(gate):
+        permit.release("ok")
+    assert moves == [("c", None, 2, 3, "ok")]
+
+
+def test_a_limit_that_shrinks_is_told_with_its_old_and_new_value(made: Any, moves: list[Any]) -> None:
+    store, clock = made
+    gate = Gate("g", [Concurrency(40, lease="1h", name="c", adaptive=Aimd(start=8), by="org")], store=store)
+    permit = gate.try_acquire(key={"org": "acme"}, renew=False)
+    clock.advance("1s")
+    permit.release("overloaded")
+    assert moves == [("c", "acme", 8, 6, "overloaded")]
+
+
+def test_a_release_by_id_tells_of_the_move_too(made: Any, moves: list[Any]) -> None:
+    gate = adaptive(made[0], start=1, minimum=1, increase_every=1)
+    assert gate.release(gate.try_acquire(renew=False).id)
+    assert moves == [("c", None, 1, 2, "ok")]
+
+
 def test_two_gates_of_one_name_share_one_working_limit(made: Any) -> None:
     store, clock = made
     one, two = adaptive(store, start=8), adaptive(store, start=8)
@@ -151,6 +189,45 @@ def test_two_gates_of_one_name_share_one_working_limit(made: Any) -> None:
     clock.advance("1s")
     permits[0].release("rate_limited")
     assert working(two) == 6
+
+
+def classes(store: Any, limit: int = 40, by: str | None = None, **aimd: int) -> Gate:
+    limits = [Concurrency(limit, lease="1h", name="c", adaptive=Aimd(**aimd), by=by)]
+    return Gate("g", limits, store=store, priorities={"live": 1.0, "batch": 0.8, "idle": 0.25})
+
+
+def test_a_class_gets_its_share_of_the_working_limit_and_leaves_the_rest_to_those_above(made: Any) -> None:
+    gate = classes(made[0], start=10)
+    batch = list(iter(lambda: gate.try_acquire(priority="batch", renew=False), None))
+    assert len(batch) == 8
+    assert (gate.usage()["c@batch"].limit, gate.usage()["c@batch"].maximum) == (8, 32)
+    live = list(iter(lambda: gate.try_acquire(priority="live", renew=False), None))
+    assert len(live) == 2
+
+
+def test_a_share_moves_with_the_working_limit(made: Any) -> None:
+    store, clock = made
+    gate = classes(store, start=10, decrease=5, minimum=5, by="org")
+    acme = {"org": "acme"}
+    held = [gate.try_acquire(key=acme, renew=False) for _ in range(3)]
+    clock.advance("1s")
+    held[0].release("overloaded")
+    assert gate.usage(key=acme)["c"].limit == 5
+    for permit in held[1:]:
+        permit.release("error")
+    mine = list(iter(lambda: gate.try_acquire(key=acme, priority="batch", renew=False), None))
+    assert len(mine) == 4  # 0.8 of five
+    other = list(iter(lambda: gate.try_acquire(key={"org": "b"}, priority="batch", renew=False), None))
+    assert len(other) == 8  # 0.8 of ten: another key has a working limit of its own
+
+
+def test_a_class_keeps_one_slot_however_low_the_working_limit_is(made: Any) -> None:
+    gate = classes(made[0], start=2)
+    for _ in range(2):  # a quarter of two slots is half of one
+        gate.try_acquire(priority="idle", renew=False).release("error")
+    assert gate.try_acquire(priority="idle", renew=False) is not None
+    assert gate.try_acquire(priority="idle", renew=False) is None
+    assert gate.try_acquire(priority="live", renew=False) is not None
 
 
 @pytest.mark.parametrize("store", STORES)

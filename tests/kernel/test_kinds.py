@@ -70,7 +70,7 @@ def test_what_a_called_ticket_holds_is_found_in_its_state(limit: Limit) -> None:
     assert limit.held(state) == (0.0 if limit.leased else 2.0)
     limit.hold(records, now, "m", -2.0, ("id", now + SECOND, None))
     assert limit.held(records.states.get("m")) == 0.0
-    assert limit.feedback(records, now, "m", limit.limit, "error", now) is False
+    assert limit.feedback(records, now, "m", limit.limit, "error", now) is None
 
 
 def test_a_bucket_whose_rate_was_overridden_is_remembered_for_longer_than_its_state_says() -> None:

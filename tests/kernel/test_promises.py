@@ -175,3 +175,26 @@ def test_a_promise_bucket_of_an_idle_key_is_forgotten_once_its_promises_are_long
         gate.reserve(key={"org": "busy"})
         clock.advance("1s")
     assert len(store._gates["g"].states) == 1
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_usage_tells_what_counts_and_what_is_promised_apart(store: str) -> None:
+    clock = FakeClock()
+    with STORES[store](clock) as opened:
+        limits = [
+            Bucket(1, per="1s", burst=1, slack=0, name="pace"),
+            Bucket(10, per="1h", burst=10, slack=0, name="bucket"),
+            Window(10, per="1h", slack=0, name="window"),
+        ]
+        gate = Gate("g", limits, store=opened, waiting="promise")
+        for _ in range(8):
+            gate.reserve()
+        usage = gate.usage()
+        assert [row.utilisation <= 1 for row in usage.limits] == [True] * 3
+        assert (usage["pace"].used, usage["pace"].promised) == (1, 7)
+        assert (usage["bucket"].used, usage["bucket"].promised) == (1, 7)
+        assert (usage["window"].used, usage["window"].promised, usage["window"].available) == (1, 7, 2)
+        assert gate.explain().goes_in == pytest.approx(8 * 3.6)  # a promise lies on the window's grid
+        clock.advance("4s")
+        usage = gate.usage()
+        assert (usage["window"].used, usage["window"].promised) == (2, 6)

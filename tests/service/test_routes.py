@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ limits = [{ concurrency = 1, name = "org", by = "org", lease = "20s" }, { concur
 
 [gates.few]
 limits = [{ window = 2, per = "1h", name = "few" }]
+
+[gates.herd]
+limits = [{ window = 10, per = "1m", slack = 0, name = "rpm" }]
+
+[gates.tenants]
+limits = [{ window = 1, per = "1m", slack = 0, name = "each", by = "org" }]
 """
 
 
@@ -150,7 +157,58 @@ def test_a_refusal_names_the_limit_and_says_when(client: Client) -> None:
     assert 3500 < refused.json["retry_after"] < 3700
     assert int(refused.headers["retry-after"]) == pytest.approx(refused.json["retry_after"], abs=1)
     assert refused.headers["ratelimit"].startswith('"few";r=0;t=')
+    assert refused.json["timing"] == "exact"
     assert refused.headers["ratelimit-policy"] == '"few";q=2;w=3600'
+
+
+def test_a_gate_says_why_who_waits_and_which_keys_use_most(client: Client) -> None:
+    for org, calls in (("loud", 1), ("quiet", 1)):
+        for _ in range(calls):
+            client.acquire("tenants", key={"org": org})
+    waiting = client.begin("/v1/gates/tenants/acquire", {"key": {"org": "loud"}, "wait": 4, "holder": "job 7"})
+    while not client.waiting("tenants"):
+        time.sleep(0.01)
+    told = client.get("/v1/gates/tenants/waiters?key=org=loud").json
+    [waiter] = told["waiters"]
+    assert (waiter["holder"], waiter["limit"], waiter["cost"], waiter["state"]) == (
+        "job 7",
+        "each",
+        {"requests": 1},
+        "waits",
+    )
+    assert 50 < waiter["goes_in"] <= 61
+    assert told["why"].startswith("1 waits for each of loud: the first (job 7) needs 1 of 0 left; goes in ")
+    assert client.get("/v1/gates/tenants").json["why"].startswith("1 waits for each of loud")
+    assert client.get("/v1/gates/tenants/explain?key=org=loud").json["why"].startswith("1 waits for each of loud")
+    assert client.get("/v1/gates/tenants/waiters?key=org=quiet").json["waiters"] == []
+    rows = client.get("/v1/gates/tenants/keys?top=1000&search=ou").json["keys"]
+    assert [(row["name"], row["key"], row["used"]) for row in rows] == [("each", "loud", 1)]
+    assert client.get("/v1/gates/tenants/keys?top=x").status == 422
+    assert client.get("/v1/gates/few/keys?limit=few").status == 422
+    waiting.close()
+
+
+def test_clients_that_are_refused_together_are_asked_to_come_back_one_after_the_other(client: Client) -> None:
+    for _ in range(10):
+        assert client.acquire("herd").status == 200
+    answers = [client.acquire("herd") for _ in range(30)]
+    told = sorted(int(answer.headers["retry-after"]) for answer in answers)
+    first = min(answer.json["retry_after"] for answer in answers)
+    assert told[0] <= first + 2  # the first is told the first free moment, as before
+    for at in told:  # and in no minute more of them come than there is room for
+        assert sum(at <= other < at + 60 for other in told) <= 11, told
+    batch = client.post("/v1/batch", {"commands": [{"do": "acquire", "gate": "herd"}] * 2})
+    assert {reply["status"] for reply in batch.json["replies"]} == {429}
+
+
+def test_the_refusals_of_one_key_do_not_put_off_another(client: Client) -> None:
+    for org in ("a", "b"):
+        assert client.acquire("tenants", key={"org": org}).status == 200
+    waits = {
+        org: [int(client.acquire("tenants", key={"org": org}).headers["retry-after"]) for _ in range(3)] for org in "ab"
+    }
+    assert all(later - before >= 59 for row in waits.values() for before, later in pairwise(row))
+    assert waits["b"][0] <= 61
 
 
 def test_a_grant_carries_the_policy_of_its_gate_and_a_look_what_is_left_of_it(client: Client) -> None:
@@ -341,7 +399,7 @@ def test_a_batch_is_bounded_and_must_have_commands(client: Client) -> None:
 
 def test_gates_are_listed_with_their_limits_and_shown_with_their_overrides(client: Client) -> None:
     listed = client.get("/v1/gates").json["gates"]
-    assert [gate["gate"] for gate in listed] == ["adobe", "sentinel", "orgs", "few"]
+    assert [gate["gate"] for gate in listed] == ["adobe", "sentinel", "orgs", "few", "herd", "tenants"]
     client("PUT", "/v1/gates/adobe/limits/rpm", {"value": 500})
     shown = client.get("/v1/gates/adobe").json
     assert shown["overrides"] == [{"limit": "rpm", "key": None, "value": 500}]

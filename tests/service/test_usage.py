@@ -98,7 +98,7 @@ def test_the_gauges_of_a_limit_are_fields_of_its_usage() -> None:
     metrics = Prometheus()
     usage = gate_without_a_slot_for_batch().usage()
     metrics.look(usage)
-    assert set(GAUGES) == {"used", "limit", "utilisation"}
+    assert set(GAUGES) == {"used", "limit", "utilisation", "promised"}
     for name, about in GAUGES.items():
         assert METRICS[f"headgate_{name}"] == ("gauge", ("gate", "limit"), about)
         assert metrics.value(f"headgate_{name}", "few", "slots") == getattr(usage["slots"], name)

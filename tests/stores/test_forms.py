@@ -24,6 +24,7 @@ from headgate.kernel.commands import (
     Settle,
     Stand,
 )
+from headgate.kernel.commands.peek import Question
 from headgate.kernel.model import NEVER
 from headgate.kernel.plan import Policy
 from headgate.service.store_protocol.read import RequestReader
@@ -61,8 +62,8 @@ ROWS: list[tuple[Command, list[Any]]] = [
         Renew("g", (LEASE,), "s", ("t-1", "t-2")),
         ["n", "g", "s", ["t-1", "t-2"], [[*ASK, "id-1", 7, 30_000_000, 3, "me"]]],
     ),
-    (Peek(POLICY, plan=PLAN, leases=True), ["p", 0, ASK, True, False]),
-    (Peek(POLICY, waiters=True), ["p", 0, None, False, True]),
+    (Peek(POLICY, plan=PLAN, leases=True), ["p", 0, ASK, True, False, None, 0, ""]),
+    (Peek(POLICY, waiters=True), ["p", 0, None, False, True, None, 0, ""]),
     (Configure("g", "w|acme", 4.5), ["o", "g", "w|acme", 4.5]),
     (Pause("g", 5, "why"), ["u", "g", 5, "why"]),
     (Reset("g", "w"), ["x", "g", "w"]),
@@ -85,7 +86,10 @@ def every(kind: type[Command]) -> set[type[Command]]:
 
 
 def test_every_command_has_its_form_and_its_own_letter_on_both_wires() -> None:
-    assert {kind for kind in every(Command) if kind.__module__.startswith("headgate.")} - {Command} == set(FORMS)
+    # A question is what a look decides, where it is decided: it never travels by itself.
+    assert {kind for kind in every(Command) if kind.__module__.startswith("headgate.")} - {Command, Question} == set(
+        FORMS
+    )
     forms = {form.name: form for form in FORMS.values()}
     assert len({form.letter for form in forms.values()}) == len(forms)
     assert len({form.for_script()[0] for form in forms.values()}) == len(forms)

@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
         return (type(value), str(value))
     if isinstance(value, Snapshot):
         # Leases of the same moment are in no order.
-        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row[3], row[0]))))
+        return replace(value, leases=tuple(sorted(value.leases, key=lambda row: (row.granted_at, row.id))))
     return value
 
 
@@ -89,6 +89,20 @@ FAMILIES: dict[str, list[Policy]] = {
     "adaptive": [
         Policy("adaptive", [Concurrency(6, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
         Policy("adaptive", [Concurrency(4, lease="9s", adaptive=Aimd(start=2, minimum=2, decrease=1), name="c")]),
+    ],
+    "shares": [
+        Policy(
+            "shares",
+            [Concurrency(6, lease="9s", adaptive=Aimd(start=4, minimum=1, increase_every=2), name="c")],
+            priorities=CLASSES,
+            patience=7 * SECOND,
+        ),
+        Policy(
+            "shares",
+            [Concurrency(8, lease="9s", adaptive=Aimd(start=3, minimum=1, decrease=1), name="c", by="org")],
+            priorities={**CLASSES, "idle": 0.25},
+            patience=7 * SECOND,
+        ),
     ],
     "promises": [
         Policy("promises", [Bucket(3, per="3s", name="b"), Window(6, per="10s", name="w")], waiting="promise"),
@@ -358,7 +372,8 @@ class History:
         assert deed == "look", deed
         plan = None if rest[0] is None else self.plan(rest[0])
         policy = self.policies[0] if plan is None else plan.policy
-        return Peek(policy, leases=True, plan=plan, waiters=True)
+        keyed = next((limit.name for limit in policy.limits if limit.by), None)
+        return Peek(policy, leases=True, plan=plan, waiters=True, keys=keyed, top=2)
 
     def _elsewhere(self, ask: Admit, session: str) -> Admit:
         """The same ask again, in another process."""

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "acquire": ("acquire", "acquire"),
     "limits": ("limits", "limits"),
     "leases": ("leases", "leases"),
+    "waiters": ("waiters", "waiters"),
     "pause": ("pause", "pause"),
     "resume": ("pause", "resume"),
     "reset": ("reset", "reset"),

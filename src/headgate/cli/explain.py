@@ -30,10 +30,10 @@ def explain(
     """
     from rich.text import Text
 
-    from headgate.kernel.limits import kind_of
     from headgate.kernel.model import plain
+    from headgate.kernel.why import when_words
 
-    from .view import View, gate_lines, make_console, plain_signs, span
+    from .view import View, gate_lines, make_console, plain_signs
 
     found = params.find_gate(context, gate)
     answer = found.explain(cost or 1, key, priority)
@@ -46,12 +46,10 @@ def explain(
     elif answer.goes_in is None:
         line = Text(f"it can never go: {answer.reason}", style="bold red")
     else:
-        kinds = {row.name: row.kind for row in answer.limits}
-        # A slot is free at the latest when its lease runs out, and before that whenever its holder is done.
-        most = "at most " if kind_of(kinds.get(answer.limit or "", "")).leased else ""
-        line = Text(f"it would wait {most}{span(answer.goes_in)}: {answer.reason}", style="bold yellow")
+        when = when_words(answer.goes_in, answer.timing)
+        line = Text(f"it would go {when}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     usage = replace(found.usage(), limits=answer.limits, waiting=answer.waiting)
-    view = View(usage, answer.holders)
+    view = View(usage, answer.holders, why=found.why())
     for text in gate_lines(view, console.width, plain=plain_signs(console)):
         console.print(text)

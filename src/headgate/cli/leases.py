@@ -24,7 +24,9 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
     """List the live leases of all gates, or of GATE, the oldest first."""
     from rich.table import Table
 
-    from .view import make_console, span
+    from headgate.kernel.why import span
+
+    from .view import make_console
 
     gates = params.load_gates(context)
     names = [gate] if gate is not None else list(gates)

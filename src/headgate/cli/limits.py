@@ -58,8 +58,9 @@ def list_limits(context: click.Context, gate: str | None, as_json: bool) -> None
     from rich.table import Table
 
     from headgate.kernel.limits import kind_of
+    from headgate.kernel.why import amount
 
-    from .view import amount, make_console
+    from .view import make_console
 
     gates = params.load_gates(context)
     rows = [

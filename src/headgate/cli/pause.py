@@ -15,7 +15,7 @@ from . import params
 @click.pass_context
 def pause(context: click.Context, gate: str, seconds: str | float | None, until_resumed: bool, reason: str) -> None:
     """Give no new grants for SECONDS (or 5m, 2h, …), or until it is resumed. What is under way goes on."""
-    from .view import paused_words
+    from headgate.kernel.why import paused_words
 
     if (seconds is None) != until_resumed:
         raise click.UsageError(

@@ -21,12 +21,23 @@ if TYPE_CHECKING:
 @click.command()
 @params.optional_gate_argument
 @params.key_option
+@click.option(
+    "--top-keys",
+    type=click.IntRange(1, 1000),
+    is_flag=False,
+    flag_value=10,
+    metavar="[N]",
+    help="Of each limit by a key, the N keys that use most of it. Default: 10.",
+)
 @params.json_option
 @click.pass_context
-def status(context: click.Context, gate: str | None, key: dict[str, str] | None, as_json: bool) -> None:
-    """Show how full each limit is, who waits, and who holds what.
+def status(
+    context: click.Context, gate: str | None, key: dict[str, str] | None, top_keys: int | None, as_json: bool
+) -> None:
+    """Show how full each limit is, why asks wait, and who holds what.
 
-    All gates, or GATE alone. Spends nothing. With --key also the limits of that key.
+    All gates, or GATE alone. Spends nothing. With --key also the limits of that key, with --top-keys those of the keys that
+    use most.
     """
     from rich.text import Text
 
@@ -35,8 +46,10 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
     gates = params.load_gates(context)
     if key is not None and gate is None:
         raise click.UsageError("--key belongs to one gate: name it", context)
+    if top_keys is not None and (gate is None or key is not None):
+        raise click.UsageError("--top-keys belongs to one gate, and to no key: name the gate alone", context)
     names = [gate] if gate is not None else list(gates)
-    views = [look(gates[name], params.limits_of(gates, name), key) for name in names]
+    views = [look(gates[name], params.limits_of(gates, name), key, top_keys) for name in names]
     if as_json:
         told = [as_values(view) | {"store": params.stores_of(gates, [view.usage.gate])} for view in views]
         params.print_json({"config": params.path_of(gates.config), "gates": told})
@@ -53,6 +66,6 @@ def status(context: click.Context, gate: str | None, key: dict[str, str] | None,
 
 
 def as_values(view: View) -> dict[str, Any]:
-    """What `--json` prints of a gate: the fields of `Usage`, and the holders."""
+    """What `--json` prints of a gate: the fields of `Usage`, why its asks do not go, and the holders."""
     told = replace(view.usage, limits=(*view.usage.limits, *view.busiest))
-    return {**plain(told), "holders": plain(list(view.holders))}
+    return {**plain(told), "why": view.why, "holders": plain(list(view.holders))}

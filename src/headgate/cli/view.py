@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from headgate.kernel.limits import kind_of
-from headgate.kernel.model import AS_GOOD_AS_NEVER
+from headgate.kernel.why import FREE, amount, paused_words, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,11 +40,15 @@ class View:
     keyed: Sequence[Limit] = ()
     #: The usage of the busiest keys.
     busiest: Sequence[LimitUsage] = ()
+    #: One sentence that says what keeps asks from going.
+    why: str = ""
     overridden: frozenset[tuple[str, str | None]] = frozenset()
     history: Mapping[tuple[str, str | None], Sequence[float]] = field(default_factory=dict)
 
 
-def look(gate: Gate, limits: Sequence[Limit], key: Mapping[str, str] | None = None) -> View:
+def look(
+    gate: Gate, limits: Sequence[Limit], key: Mapping[str, str] | None = None, top_keys: int | None = None
+) -> View:
     """Ask a gate for all that is shown of it. Spends nothing."""
     holders = gate.holders()
     if key is not None:
@@ -55,24 +59,15 @@ def look(gate: Gate, limits: Sequence[Limit], key: Mapping[str, str] | None = No
         usage=gate.usage(key),
         holders=holders,
         keyed=() if key is not None else keyed,
-        busiest=() if key is not None or not keyed else _busiest(gate, holders),
+        busiest=() if key is not None else _fullest(gate, keyed, top_keys or KEYS_SHOWN),
+        why=gate.why(),
         overridden=overridden,
     )
 
 
-def _busiest(gate: Gate, holders: Sequence[Holder]) -> list[LimitUsage]:
-    """The limits by a key, of the keys that hold most."""
-    counts: dict[tuple[tuple[str, str], ...], int] = {}
-    for holder in holders:
-        if holder.key:
-            key = tuple(sorted(holder.key.items()))
-            counts[key] = counts.get(key, 0) + 1
-    found: dict[tuple[str, str | None], LimitUsage] = {}
-    for key in sorted(counts, key=lambda key: (-counts[key], key))[:KEYS_SHOWN]:
-        for usage in gate.usage(dict(key)).limits:
-            if usage.key is not None:
-                found.setdefault((usage.name, usage.key), usage)
-    return sorted(found.values(), key=lambda usage: (usage.name, -usage.used, usage.key or ""))
+def _fullest(gate: Gate, keyed: Sequence[Limit], most: int) -> list[LimitUsage]:
+    """Of each limit by a key, the keys that use most of it."""
+    return [usage for limit in keyed for usage in gate.keys(limit.name, top=most)]
 
 
 def plain_signs(console: Console) -> bool:
@@ -81,27 +76,6 @@ def plain_signs(console: Console) -> bool:
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
-
-
-def span(seconds: float) -> str:
-    """A time in at most six characters: 0.3 s, 42 s, 3m05s, 2h10m, 4d02h."""
-    if seconds < 9.95:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
-
-
-def amount(value: float) -> str:
-    """Whole numbers as such, others with as many digits as they are worth."""
-    if value == int(value) or value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def colour(share: float) -> str:
@@ -182,6 +156,8 @@ def gate_lines(
     """
     widths = widths or columns([view], width, plain)
     lines = [_heading(view, width, plain)]
+    if view.why and view.why != FREE:
+        lines.append(Text(f"  {view.why}", style="bold yellow"))
     lines += [_limit_line(view, row, widths, width >= WIDE, plain) for row in (*view.usage.limits, *view.busiest)]
     shown = {row.name for row in view.busiest}
     for limit in view.keyed:
@@ -197,11 +173,6 @@ def gate_lines(
 
 def _name(row: LimitUsage) -> str:
     return row.name if row.key is None else f"{row.name} {row.key}"
-
-
-def paused_words(seconds: float) -> str:
-    """How long a pause lasts: `paused for 9m59s`, or `paused until resumed`."""
-    return "paused until resumed" if seconds > AS_GOOD_AS_NEVER else f"paused for {span(seconds)}"
 
 
 def _heading(view: View, width: int, plain: bool) -> Text:
@@ -272,6 +243,8 @@ def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> st
     notes = []
     if (row.name, row.key) in view.overridden:
         notes.append("override")
+    if row.promised:
+        notes.append(f"{amount(row.promised)} promised")
     if row.maximum is not None:
         notes.append(f"adaptive, max {amount(row.maximum)}" if wide else "adaptive")
     if wide and (row.resets_in or (longest and not kind_of(row.kind).leased)):

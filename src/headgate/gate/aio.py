@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow, Undo
-    from ..kernel.model import Explanation, Holder, OutcomeName, Override, Usage, Waiter
+    from ..kernel.model import Explanation, Holder, LimitUsage, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
     from ..stores.base import Store
     from .base import Cost, Duration, Key
@@ -447,6 +447,18 @@ class AsyncGate(BaseGate):
         """The asks that wait in line, the oldest first, 50 at most. `usage().waiting` is how many there are."""
         return self._waiters_of(await self._run(Peek(self._policy, waiters=True)))
 
+    async def why(self) -> str:
+        """One sentence: what keeps asks from going, who is first in line, and when it goes; "free now" if nothing."""
+        return self._why_of(await self._run(self._look_for_why()))
+
+    async def keys(self, limit: str, top: int = 10, search: str = "") -> list[LimitUsage]:
+        """The keys that use most of a limit that is by one, the fullest first; with `search` those that have it in them.
+
+        At most 10,000 keys are looked at. On DynamoDB they are those that the gate's own item names: keys that hold slots
+        and those of which little is stored.
+        """
+        return list((await self._run(self._look_for_keys(limit, top, search))).keys)
+
     async def explain(self, cost: Cost = 1, key: Key | None = None, priority: str | None = None) -> Explanation:
         """What would become of an ask, which limit blocks it and which leases hold that limit. Spends nothing."""
         return self._explanation_of(await self._run(self._question(cost, key, priority)))
@@ -456,7 +468,7 @@ class AsyncGate(BaseGate):
     ) -> bool:
         """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
         command = self._release_of(permit_id, outcome, retry_after, cost)
-        return self._in_share(command) is not None or not (await self._run(command)).lost
+        return self._in_share(command) is not None or self._released(command, await self._run(command))
 
     async def renew(self, permit_id: str, lease: Duration | None = None) -> float:
         """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""

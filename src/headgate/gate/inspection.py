@@ -5,12 +5,13 @@ from __future__ import annotations
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.model import SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
-from .permit import checked_actual
+from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.why import why_ask, why_gate
+from .permit import checked_actual, tell_adapted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..kernel.model import Pulse, Snapshot
+    from ..kernel.model import Ended, Pulse, Snapshot
     from ..kernel.plan import Policy
     from .base import Cost, Duration, Key
     from .keeper import Keeper
@@ -49,23 +50,43 @@ class Inspection:
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
             Holder(
-                id=id,
-                holder=holder,
-                key=key,
-                held_for=(snapshot.now - at) / SECOND,
-                expires_in=(expires - snapshot.now) / SECOND,
-                priority=names[rank] if rank < len(names) else None,
+                id=lease.id,
+                holder=lease.holder,
+                key=lease.key,
+                held_for=(snapshot.now - lease.granted_at) / SECOND,
+                expires_in=(lease.expires_at - snapshot.now) / SECOND,
+                priority=names[lease.rank] if lease.rank < len(names) else None,
             )
-            for id, holder, key, at, expires, rank in snapshot.leases
+            for lease in snapshot.leases
         ]
 
     def _waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
         self._note(snapshot)
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
-            Waiter(id, holder, key, (snapshot.now - since) / SECOND, names[rank] if rank < len(names) else None)
-            for id, holder, key, since, rank in snapshot.waiters
+            Waiter(
+                id=ticket.id,
+                holder=ticket.holder,
+                key=ticket.key,
+                waiting_for=(snapshot.now - ticket.since) / SECOND,
+                priority=names[ticket.rank] if ticket.rank < len(names) else None,
+                cost=ticket.cost,
+                state=ticket.state,
+                limit=ticket.limit,
+                goes_in=(ticket.goes_at - snapshot.now) / SECOND,
+            )
+            for ticket in snapshot.waiters
         ]
+
+    def _look_for_why(self) -> Peek:
+        return Peek(self._policy, waiters=True)
+
+    def _why_of(self, snapshot: Snapshot) -> str:
+        return why_gate(self._policy, snapshot)
+
+    def _look_for_keys(self, limit: str, top: int, search: str) -> Peek:
+        checked_search(self._policy, limit, top, search)
+        return Peek(self._policy, keys=limit, top=top, search=search)
 
     def _question(self, cost: Cost, key: Key | None, priority: str | None) -> Peek:
         return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
@@ -74,30 +95,34 @@ class Inspection:
         self._note(snapshot)
         decision = snapshot.decision
         goes_in: float | None = 0.0
-        limit, reason = None, "it would go now"
+        limit, position, timing = None, 1, EXACT
         if isinstance(decision, Refusal):
-            goes_in, limit, reason = None, decision.limit, decision.reason
+            goes_in, limit = None, decision.limit
         elif isinstance(decision, Wait):
-            goes_in, limit = decision.retry_after, decision.limit
-            reason = {
-                "paused": f"the gate is paused: {snapshot.pause_reason or 'no reason given'}",
-                "line": f"{snapshot.waiting} {'waits' if snapshot.waiting == 1 else 'wait'} before it",
-            }.get(decision.reason, f"limit {limit!r} is used up")
+            goes_in, limit, timing = decision.retry_after, decision.limit, decision.timing
+            position = decision.position if decision.reason == "line" else 1
         return Explanation(
             gate=self.name,
             granted=decision is None,
             goes_in=goes_in,
             limit=limit,
-            reason=reason,
+            reason=why_ask(snapshot),
             limits=snapshot.limits,
             holders=tuple(self._holders_of(snapshot)),
             waiting=snapshot.waiting,
+            position=position,
+            timing=timing,
         )
 
     def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:
         self._check_id("a permit is released", permit_id)
         delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
         return Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
+
+    def _released(self, command: Release, ended: Ended) -> bool:
+        """Whether there was a permit to end."""
+        tell_adapted(self.name, ended, command.outcome)
+        return not ended.lost
 
     def _extension_of(self, permit_id: str, lease: Duration | None) -> Extend:
         self._check_id("a lease is renewed", permit_id)
@@ -132,6 +157,23 @@ class Inspection:
         if limit is not None:
             self._policy.limit(limit)
         return Reset(self.name, limit)
+
+
+#: The most keys that a look tells of.
+MOST_KEYS = 1000
+
+
+def checked_search(policy: Policy, limit: object, top: object, search: object) -> None:
+    """Raises InvalidInput where there are no keys to be listed by this."""
+    if not isinstance(limit, str) or policy.limit(limit).by is None:
+        known = ", ".join(one.name for one in policy.limits if one.by) or "none"
+        raise InvalidInput(f"gate {policy.name!r}: limit {limit!r} is not by a key; those that are: {known}")
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_KEYS:
+        raise InvalidInput(f"gate {policy.name!r}: top is a whole number from 1 to {MOST_KEYS}, not {top!r}")
+    if not isinstance(search, str) or len(search) > 200:
+        raise InvalidInput(
+            f"gate {policy.name!r}: search is a part of a key, of at most 200 characters, not {search!r}"
+        )
 
 
 def checked_lease(gate: str, lease: Duration) -> int:

@@ -180,8 +180,7 @@ class BasePermit:
     def _ended(self, reply: Any, outcome: str) -> bool:
         if reply.lost:
             self.lease_lost_at_end()
-        if reply.adapted:
-            emit("adapted", self.gate_name, outcome=outcome)
+        tell_adapted(self.gate_name, reply, outcome)
         return not self.lost
 
     def lease_lost_at_end(self) -> None:
@@ -263,6 +262,12 @@ class BasePermit:
         return f"<{type(self).__name__} {self.id or 'without id'} of gate {self.gate_name!r}, {state}>"
 
 
+def tell_adapted(gate: str, ended: Ended, outcome: str) -> None:
+    """Tell of the adaptive limits that moved when a permit ended."""
+    for move in ended.adapted:
+        emit("adapted", gate, limit=move.limit, key=move.key, old=move.old, new=move.new, outcome=outcome)
+
+
 def hand_out(kind: type[AnyPermit], gate: BaseGate, plan: Plan, grant: Grant, id: str, terms: Terms) -> AnyPermit:
     """A permit for a grant. Making one through its class would cost a third of a decision more."""
     permit = _new(kind)
@@ -319,7 +324,7 @@ class Permit(BasePermit):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:
-                return self._ended(reply, "ok") if reply.lost else True
+                return self._ended(reply, "ok") if reply.lost or reply.adapted else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(self._gate._settle(self, command), outcome)
 
@@ -380,7 +385,7 @@ class AsyncPermit(BasePermit):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:
-                return self._ended(reply, "ok") if reply.lost else True
+                return self._ended(reply, "ok") if reply.lost or reply.adapted else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(await self._gate._settle(self, command), outcome)
 

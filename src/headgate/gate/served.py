@@ -11,7 +11,7 @@ from ..kernel.commands import Extend, Release, Stand
 from ..kernel.flows import denied, granted, undoing
 from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait, label_of
 from ..stores.base import DIGITS, checked
-from .permit import Terms
+from .permit import Terms, tell_adapted
 from .prepared import numbers
 
 TYPE_CHECKING = False
@@ -246,7 +246,8 @@ class ServedGate:
         """Whether there was a permit to end; True where the store is away and the release is sent later."""
         if not isinstance(reply, StoreUnavailable):
             # A permit of the local share is not in the store, also when that is back.
-            return not checked(reply).lost or self.gate._in_share(command) is not None
+            tell_adapted(self.name, checked(reply), command.outcome)
+            return not reply.lost or self.gate._in_share(command) is not None
         # The lease would expire by itself; sending the release later is better than failing work that is done.
         if self.gate._in_share(command) is None:
             self.gate._keeper.later(command)
@@ -283,6 +284,9 @@ class ServedGate:
 
     def usage_of(self, snapshot: Snapshot) -> Usage:
         return self.gate._usage_of(snapshot)
+
+    def why_of(self, snapshot: Snapshot) -> str:
+        return self.gate._why_of(snapshot)
 
     def holders_of(self, snapshot: Snapshot) -> list[Holder]:
         return self.gate._holders_of(snapshot)

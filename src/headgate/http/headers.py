@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..kernel.limits import Limit
     from ..kernel.model import LimitUsage, Usage
     from ..kernel.plan import Policy
+    from .spread import Spread
 
     Header = tuple[bytes, bytes]
 
@@ -136,8 +137,17 @@ def policy_header(policy: Policy) -> list[Header]:
     return made
 
 
-def with_limit(problem: Problem, policy: Policy, error: Denied) -> Problem:
-    """Add the headers to a refusal that name the limit and say when it has room again."""
+def with_limit(
+    problem: Problem,
+    policy: Policy,
+    error: Denied,
+    spread: Spread,
+    cost: Mapping[str, float] | None = None,
+    key: Mapping[str, str] | None = None,
+) -> Problem:
+    """Add the headers to a refusal that name the limit and say when it has room again, and when to come back."""
+    if error.retry_after is not None:
+        problem.come_back_in = spread.seconds(policy, error, cost, key)
     problem.headers.append((b"ratelimit-policy", policy_field(policy.limits)))
     if error.limit is not None and error.retry_after is not None:
         problem.headers.append((b"ratelimit", f'"{error.limit}";r=0;t={ceil(error.retry_after)}'.encode()))

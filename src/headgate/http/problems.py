@@ -62,6 +62,8 @@ class Problem(Exception):
         self.kind = kind
         self.detail = detail
         self.retry_after = retry_after
+        #: Seconds after which its client should come back, where that is later than `retry_after`: see `Spread`.
+        self.come_back_in = retry_after
         self.facts = facts
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -81,7 +83,7 @@ class Problem(Exception):
         """The headers of the answer; 429 and 503 always have `Retry-After`."""
         headers = [(b"content-type", MEDIA_TYPE), *self.headers]
         if self.status in (429, 503):
-            headers.append((b"retry-after", whole_seconds(1.0 if self.retry_after is None else self.retry_after)))
+            headers.append((b"retry-after", whole_seconds(1.0 if self.come_back_in is None else self.come_back_in)))
         return headers
 
 
@@ -109,7 +111,8 @@ def problem_of(error: HeadgateError) -> Problem:
         facts: dict[str, Any] = {"gate": error.gate, "limit": error.limit}
         if error.retry_after is None:
             return Problem(422, "never-fits", error.reason, **facts)
-        return Problem(429, "denied", error.reason, retry_after=error.retry_after, position=error.position, **facts)
+        facts |= {"position": error.position, "timing": error.timing}
+        return Problem(429, "denied", error.reason, retry_after=error.retry_after, **facts)
     if isinstance(error, UnknownGate):
         return Problem(404, "unknown-gate", f"{error.problem}; {error.remedy}")
     if isinstance(error, StoreUnavailable | StoreFormatError):

@@ -213,6 +213,6 @@ def denied(plan: Plan, reply: Wait | Refusal, waited: int | None = None) -> Deni
     why = (
         "the gate is paused" if reply.reason == "paused" else "not now" if waited is None else "ran out of time in line"
     )
-    position = reply.position if waited is not None else None
+    position = reply.position if waited is not None or reply.reason == "line" else None
     after = max(0.0, reply.retry_after - (waited or 0) / SECOND)
-    return Denied(why, gate=gate, limit=reply.limit, retry_after=after, position=position)
+    return Denied(why, gate=gate, limit=reply.limit, retry_after=after, position=position, timing=reply.timing)

@@ -18,7 +18,7 @@ Spaces, all of one gate:
     sessions            process sessions by when they are taken for dead → 1 while asleep
     of/<session>        its ticket ids by arrival
     young               tickets below the highest class, by when their patience ends
-    line                "meta" → LineState
+    line                "meta" → LineState, "queued" → how much stands in lanes (`ahead`)
 
 A tier is where a ticket stands, a rank is the class it was asked with: a ticket whose patience has ended stands in tier 0.
 
@@ -32,6 +32,7 @@ from functools import lru_cache
 from operator import itemgetter
 
 from ..errors import KindChanged
+from . import ahead
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
 
@@ -314,7 +315,9 @@ def _enter(records: Records, ticket: Ticket) -> bool:
         # Of lanes that come at the same turn, the first to come goes first.
         records.line_state["meta"] = state._replace(turns=_turned(state.turns, ticket.tier, 0.0, INSTANT))
         _make_ready(records, lane, tag)
+        ahead.entered(records, ticket, True)
         return False
+    ahead.entered(records, ticket, False)
     if row[1] and queue.first()[1] == ticket.id:  # type: ignore[index]
         # It came back to the front of a parked lane: look at it afresh.
         _unpark(records, lane, row)
@@ -335,6 +338,7 @@ def _leave(records: Records, ticket: Ticket) -> None:
     was_first = queue.first() == (ticket.arrival, ticket.id)
     queue.delete(ticket.id)
     row = records.lanes.get(lane)
+    ahead.left(records, ticket, not queue)
     if not queue:
         _close(records, lane, ticket, row[0], row[1])
     elif was_first and row[1]:
@@ -353,6 +357,7 @@ def _advance(records: Records, lane: str, ticket: Ticket, turns: tuple[float, ..
     # Time also moves by what each of those who wait has got in the mean: whoever comes later stands behind those who
     # were here, however many come.
     turns = _turned(turns, tier, tag, weight / (records.head.tickets or 1))
+    ahead.left(records, ticket, not queue)
     if not queue:
         _close(records, lane, ticket, tag + weight, "")
     else:

@@ -43,6 +43,10 @@ NEVER = 2**53
 
 SECOND = 1_000_000
 
+#: How sure the moment of a `Wait` is. An ask is refused before it and granted at it, if nothing is given back; it follows
+#: from what those ahead cost in the mean; or it is the first moment at which a slot ends by itself, and nobody knows when
+#: one is released.
+EXACT, ESTIMATE, EARLIEST = "exact", "estimate", "earliest"
 #: The length of a pause that lasts until it is resumed: two hundred years, which is as good as no end and still a time.
 UNTIL_RESUMED = 200 * 365 * 86_400 * SECOND
 #: Seconds from which on a time counts as never, for people.
@@ -113,8 +117,10 @@ class Wait:
     check_at: int | None = None
     #: The store's time at the decision; `at - now` is how long.
     now: int = 0
-    #: What blocks when it is no limit: "paused".
+    #: What blocks when it is no limit: "paused", or "line" for the tickets before it.
     reason: str = ""
+    #: How sure `at` is: EXACT, ESTIMATE or EARLIEST.
+    timing: str = EXACT
 
     @property
     def retry_after(self) -> float:
@@ -136,12 +142,22 @@ class Refusal:
 Decision = Grant | Wait | Refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The working limit of an adaptive limit went from `old` to `new`; `key` where the limit is by one."""
+
+    limit: str
+    key: str | None
+    old: float
+    new: float
+
+
 @dataclass(slots=True)
 class Ended:
-    """The answer to a release. `lost` says that the lease had already ended before; `adapted` that a limit moved by it."""
+    """The answer to a release. `lost` says that the lease had already ended before; `adapted` which limits moved by it."""
 
     lost: bool = False
-    adapted: bool = False
+    adapted: tuple[Adapted, ...] = ()
     #: The store's time, where the permit goes on.
     at: int = 0
 
@@ -190,7 +206,7 @@ class LimitUsage:
     limit: float = field(
         metadata={"about": "The value that is in force.", "gauge": "The value of a limit that is in force."}
     )
-    available: float = field(metadata={"about": "What is left of it."})
+    available: float = field(metadata={"about": "What is left of it, of what is neither used nor promised."})
     utilisation: float = field(
         metadata={
             "about": "Used by limit, 0 to 1; above 1 after the limit was lowered.",
@@ -210,6 +226,13 @@ class LimitUsage:
     maximum: float | None = field(
         default=None,
         metadata={"about": "Adaptive concurrency: the configured maximum, while `limit` is what is in force."},
+    )
+    promised: float = field(
+        default=0.0,
+        metadata={
+            "about": "Promise gates: units that are promised to asks whose time is still to come; they are not in `used`.",
+            "gauge": "Units of a limit that are promised to asks whose time is still to come.",
+        },
     )
 
 
@@ -248,13 +271,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """An ask that stands in line, for so many seconds."""
+    """An ask that stands in line, for so many seconds; `goes_in` is seconds from now."""
 
     id: str
     holder: str | None
     key: Mapping[str, str]
     waiting_for: float
     priority: str | None = None
+    #: What it asks for, by unit.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    #: "waits"; "called": it may go and its waiter has not come yet; or "skipped": its process has missed a call.
+    state: str = "waits"
+    #: The limit that it waits for; None where it is no limit.
+    limit: str | None = None
+    #: When it would go, if those before it take as long as the limits do in the long run.
+    goes_in: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +302,10 @@ class Explanation:
     #: Who holds the blocking limit, the longest holder first.
     holders: tuple[Holder, ...] = ()
     waiting: int = 0
+    #: Its place in the line, if it came now: 1 where none is before it.
+    position: int = 1
+    #: How sure `goes_in` is: "exact", "estimate" or "earliest".
+    timing: str = EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +326,42 @@ class Wake:
     delay: int | None = None
 
 
+# What a look finds, in microseconds of the store's clock. Fields travel in this order: a new one goes to the end, and has a
+# default.
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A live lease."""
+
+    id: str
+    holder: str | None
+    key: Mapping[str, str]
+    granted_at: int
+    expires_at: int
+    rank: int
+
+
+@dataclass(slots=True)
+class WaitingTicket:
+    """A ticket in line."""
+
+    id: str
+    holder: str | None
+    key: Mapping[str, str]
+    since: int
+    rank: int
+    #: What it asks for, by unit.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    #: "waits"; "called": it may go and its waiter has not come yet; or "skipped": its process has missed a call.
+    state: str = "waits"
+    #: The limit that it waits for, and what is left of that; None where it is no limit.
+    limit: str | None = None
+    left: float = 0.0
+    #: When it would go, if those before it take as long as the limits do in the long run.
+    goes_at: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What `Peek` found; `gate.py` turns it into `Usage`, `Holder`, `Waiter` and `Explanation`."""
@@ -301,12 +372,14 @@ class Snapshot:
     pause_reason: str = ""
     waiting: int = 0
     limits: tuple[LimitUsage, ...] = ()
-    leases: tuple[Any, ...] = ()
+    leases: tuple[HeldLease, ...] = ()
     overrides: tuple[Override, ...] = ()
     decision: Any = None
-    waiters: tuple[Any, ...] = ()
+    waiters: tuple[WaitingTicket, ...] = ()
     #: Since when the line should have been served, in the store's time; 0 where nothing in it is due.
     overdue: int = 0
+    #: Of a limit by a key, the keys that use most of it, the fullest first.
+    keys: tuple[LimitUsage, ...] = ()
 
 
 def names_of(kind: type) -> tuple[str, ...]:

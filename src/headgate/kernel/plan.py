@@ -94,7 +94,7 @@ class PlanTemplate:
         ]
         rates = [step for step in self.steps if not step.limit.leased]
         slots = [(step.limit, step) for step in self.steps if isinstance(step.limit, Concurrency)]
-        fixed = [step for limit, step in slots if limit.adaptive is None]
+        fixed = [step for limit, step in slots if limit.adaptive is None and limit.whole is None]
         self.slots = [(step.member, step.by, step.value + DUST - 1.0) for step in fixed]
         self.others = [
             (step.limit.earliest, step.limit.charge, step.member, step.by, step.cost, step.value) for step in rates[:-1]
@@ -289,8 +289,8 @@ def check_kinds(records: Records, steps: Steps) -> None:
 class Policy:
     """The limits of one gate, its classes (highest first, name → share), and its timings in microseconds."""
 
-    __slots__ = ("_by_class", "_fingerprint", "_ranks", "_templates", "claim", "keys", "limits", "name", "patience",
-                 "priorities", "units", "waiting")  # fmt: skip
+    __slots__ = ("_by_class", "_everything", "_fingerprint", "_ranks", "_templates", "claim", "keys", "limits", "name",
+                 "patience", "priorities", "units", "waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -323,6 +323,7 @@ class Policy:
         self._ranks.update((name, rank) for rank, name in enumerate(self.priorities))
         #: By rank, every limit that a class must pass, before cost and key are known.
         self._by_class = [self._steps(rank) for rank in range(max(1, len(self.priorities)))]
+        self._everything: Plan | None = None
 
     def _check(self) -> None:
         where = f"gate {self.name!r}"
@@ -393,7 +394,7 @@ class Policy:
             steps.append(Step(limit, limit.name, limit.by, 0.0, limit.limit, limit.name, 1.0, -1))
             for at, (name, share) in enumerate(self.priorities.items()):
                 if at <= rank and share < 1.0:
-                    part = limit.scaled(share)
+                    part = limit.share_for_class(share)
                     member = f"{limit.name}@{name}"
                     steps.append(Step(part, member, limit.by, 0.0, part.limit, limit.name, share, at))
         return steps
@@ -401,6 +402,14 @@ class Policy:
     def all_steps(self) -> list[Step]:
         """Every limit of the gate, and every class's share of one."""
         return self._by_class[-1]
+
+    def everything(self) -> Plan:
+        """A plan that has every limit and every share of a class, for a look; those by a key are of no key in use."""
+        if self._everything is None:
+            lowest = list(self.priorities)[-1] if self.priorities else None
+            plain = dict.fromkeys(self.keys, "-")
+            self._everything = self.plan(dict.fromkeys(self.units, 1.0), plain or None, lowest)
+        return self._everything
 
     def plan(
         self, cost: float | Mapping[str, float] = 1, key: Mapping[str, str] | None = None, priority: str | None = None

@@ -119,6 +119,15 @@ if TYPE_CHECKING:
         def space(self, kind: str, name: str = ...) -> Space:
             """`kinds[kind][name]`, for where it need not be quick."""
 
+        def existing(self, kind: str, name: str = ...) -> Space | None:
+            """The space, or None: one that is not there is not made. For looks."""
+
+        def keyed(self, prefix: str) -> Iterator[str]:
+            """The members of `states` that begin with `prefix`; of a store that cannot list all, those that it can.
+
+            Walks them: not for decisions.
+            """
+
         def drop(self, kind: str, name: str = ...) -> None:
             """Forget a whole space."""
 
@@ -347,6 +356,12 @@ class ByKind:
         _named, NAMED_ATTRIBUTES.values()
     )
 
+    def existing(self, kind: str, name: str = "") -> Any:
+        return self.kinds[kind][name]  # type: ignore[attr-defined]
+
+    def keyed(self, prefix: str) -> Iterator[str]:
+        return (member for _, member in self.states.scan() if member.startswith(prefix))  # type: ignore[attr-defined]
+
 
 class DictRecords:
     """The state of one gate in memory."""
@@ -387,6 +402,12 @@ class DictRecords:
 
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]
+
+    def existing(self, kind: str, name: str = "") -> DictSpace | None:
+        return self.kinds[kind].get(name)
+
+    def keyed(self, prefix: str) -> Iterator[str]:
+        return (member for _, member in self.states.scan() if member.startswith(prefix))
 
     def drop(self, kind: str, name: str = "") -> None:
         if kind in ALONE:

@@ -11,6 +11,7 @@ from ..errors import HeadgateError
 from ..gate.served import ServedGate
 from ..http.headers import RemainingHeaders
 from ..http.problems import Problem, problem_of
+from ..http.spread import Spread
 from .caps import Caps
 from .log import log
 from .observe.stream import sampler_of
@@ -71,6 +72,7 @@ class Guard:
         self.any_gate = any_gate
         self.caps = Caps(settings)
         self.remaining = RemainingHeaders(self.note_usage)
+        self.spread = Spread()
         self.closing = False
         #: Open requests that wait (long polls, streams of wakes): each has a `send_away` for when the guard shuts down.
         self.waiting: set[Any] = set()

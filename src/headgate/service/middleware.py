@@ -16,6 +16,7 @@ from ..gate import AsyncGate
 from ..http.headers import FRESH, RemainingHeaders, policy_field, with_limit
 from ..http.problems import problem_of
 from ..http.report import REFUSALS
+from ..http.spread import Spread
 from ..kernel.plan import KEY_ALPHABET
 from .web import Disconnected, encode
 
@@ -113,6 +114,7 @@ class GateMiddleware:
         self._cost, self._priority, self._holder = cost, priority, holder
         self._wait, self._exempt = wait, frozenset(exempt)
         self._remaining, self._fresh = RemainingHeaders(), 0.0 if remaining else FRESH
+        self._spread = Spread()
         self._policy = (b"ratelimit-policy", policy_field(self._gate.policy.limits))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +130,7 @@ class GateMiddleware:
             permit = await self._ask(scope, key, gated)
         except HeadgateError as error:
             gated.close()
-            await self._refuse(send, error)
+            await self._refuse(send, error, self._mapped(key))
             return
         except Disconnected:
             return
@@ -161,10 +163,10 @@ class GateMiddleware:
         acquiring = self._gate.acquire(cost, timeout=self._wait, **ask)
         return await (gated.unless_gone(acquiring) if self._wait else acquiring)
 
-    async def _refuse(self, send: Send, error: HeadgateError) -> None:
+    async def _refuse(self, send: Send, error: HeadgateError, key: Mapping[str, str] | None) -> None:
         problem = problem_of(error)
         if isinstance(error, Denied):
-            problem = with_limit(problem, self._gate.policy, error)
+            problem = with_limit(problem, self._gate.policy, error, self._spread, key=key)
         body = encode(problem.value()).encode()
         headers = [*problem.all_headers(), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})

@@ -414,7 +414,7 @@ def test_ids_holders_and_keys_arrive_as_they_were_sent(twins: Any) -> None:
     for number, holder in enumerate((None, "", "=", "chunk_001.pdf", "größer 犬\n\t", "x" * 300)):
         gate.one(T, Stand(plan, f"id {number} ü\n", holder, plan.lease, remembered=True))
     rows = gate.one(T, Peek(policy, leases=True)).leases
-    assert [row[1] for row in rows] == [None, "", "=", "chunk_001.pdf", "größer 犬\n\t", "x" * 300]
+    assert [row.holder for row in rows] == [None, "", "=", "chunk_001.pdf", "größer 犬\n\t", "x" * 300]
 
 
 def test_plain_asks_number_themselves_as_in_the_core(twins: Any) -> None:

@@ -99,7 +99,7 @@ def test_a_look_does_not_wait_for_those_who_write_and_writes_nothing(path: str, 
     with writing(path) as other:
         before = other.execute("PRAGMA data_version").fetchone()
         snapshot = store.decide(Peek(policy, leases=True))
-        assert [row[0] for row in snapshot.leases] == ["one"]
+        assert [row.id for row in snapshot.leases] == ["one"]
         assert other.execute("PRAGMA data_version").fetchone() == before
     assert Path(path + "-wal").stat().st_size == 0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...errors import AttemptOver, IdConflict, KindChanged
 from .. import line
+from ..ahead import ahead_of, goes, paced
 from ..limits import NO_LEASE
-from ..model import NEVER, Grant, Refusal, Wait
+from ..model import EARLIEST, ESTIMATE, EXACT, NEVER, Grant, Refusal, Wait
 from ..plan import Plan, charge, check_kinds, earliest, remember
 from .base import REAP_MASK, Command, begin, steps_in_force, too_large
 from .permits import REMEMBER, bury_attempts, is_buried, join, name_of, permit_lives, permit_of, put_permit
@@ -73,7 +74,7 @@ def admit(now: int, records: Records, plan: Plan, id: str, holder: str | None, l
 def _not_now(now: int, records: Records, plan: Plan) -> Wait:
     at, step = earliest_now(records, now, plan.steps)
     assert step is not None
-    return Wait(at, step.base, 1, None, now)
+    return Wait(at, step.base, 1, None, now, "", EARLIEST if step.limit.leased else EXACT)
 
 
 class Admit(Command):
@@ -136,13 +137,14 @@ class Admit(Command):
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)
         last: Step | None = None
+        if tickets and not self.waits and line.is_behind(records, plan, state):
+            return self._behind(records, now, steps, state)
         if paused > now:
-            at = paused
-            check_kinds(records, steps)
+            at, last = earliest_now(records, now, steps)
+            if at <= paused:
+                at, last = paused, None
         elif tickets and line.is_behind(records, plan, state):
             check_kinds(records, steps)
-            if not self.waits:
-                return self._in_line(state, now, tickets + 1, paused)
         else:
             at, last = earliest_now(records, now, steps)
             if at <= now:
@@ -161,7 +163,7 @@ class Admit(Command):
                 check_kinds(records, steps)  # another kind was called first, under a name that had no state before
             assert ticket is not None
             return self._ticket(records, now, ticket)
-        return self._in_line(state, now, tickets + 1, paused)
+        return self._in_line(records, state, now, tickets + 1)
 
     def _goes_by(self, records: Records, ticket: line.Ticket | None) -> bool:
         """Whether it asks for what its ticket does, with the limits that the line goes by."""
@@ -236,18 +238,32 @@ class Admit(Command):
             self._drop_own_wakes(records)
         head = records.head
         place, tickets = ticket.place, head.tickets
-        return self._in_line(state, now, place if place < tickets else tickets, head.paused)
+        return self._in_line(records, state, now, place if place < tickets else tickets)
 
-    def _in_line(self, state: line.LineState, now: int, place: int, paused: int) -> Wait:
+    def _in_line(self, records: Records, state: line.LineState, now: int, place: int) -> Wait:
+        """The reply to an ask that stands in line."""
         _, _, timer, timer_at, _, _, limit, free_at = state
+        plan = self.plan
         return Wait(
-            free_at if free_at > now else now + 1,
+            paced(free_at if free_at > now else now + 1, plan.steps, ahead_of(records, plan)),
             limit or None,
             place,
             timer_at if timer == self.id else None,
             now,
-            "paused" if paused > now else "",
+            "paused" if records.head.paused > now else "line",
+            ESTIMATE,
         )
+
+    def _behind(self, records: Records, now: int, steps: Steps, state: line.LineState) -> Wait:
+        """The reply to an ask that does not stand in line, and would have to."""
+        ahead, paused = ahead_of(records, self.plan), records.head.paused
+        at, last, timing = goes(records, now, self.plan, steps, ahead)
+        reason = "line"
+        if paused > now:
+            reason, timing = "paused", ESTIMATE
+        # What blocks is what the first in order waits for; what takes longest for all of them may be another limit.
+        limit = state.limit or (last.base if last is not None else None)
+        return Wait(max(at, paused, state.free_at, now + 1), limit, ahead.tickets + 1, None, now, reason, timing)
 
     def _drop_own_wakes(self, records: Records) -> None:
         """The asker learns it from the reply."""
@@ -258,7 +274,8 @@ class Admit(Command):
     def _wait(self, records: Records, now: int, at: int, step: Step | None) -> Wait:
         head = records.head
         reason = "paused" if head.paused > now and step is None else ""
-        return Wait(at, step.base if step else None, head.tickets + 1, now=now, reason=reason)
+        timing = EARLIEST if step is not None and step.limit.leased else EXACT
+        return Wait(at, step.base if step else None, head.tickets + 1, None, now, reason, timing)
 
     def _promise(self, records: Records, now: int, steps: Steps) -> Grant | Refusal:
         at, step = earliest(records, now, steps, max(now, records.head.paused))

@@ -55,8 +55,7 @@ def _begin_otherwise(now: int, records: Records) -> int:
     seq = head.seq
     head.now = now
     if seq < records.seen:
-        head.seq = records.seen + 1
-        _lose(now, records)
+        lose(now, records)
     else:
         head.seq = seq + 1
         if not head.epoch:
@@ -75,9 +74,10 @@ def compare(records: Records, seen: int, told: str) -> bool:
     return head.seq < records.seen
 
 
-def _lose(now: int, records: Records) -> None:
+def lose(now: int, records: Records) -> None:
     """State was lost. From now on rates come back with time, and live holders register again: see `head.py`."""
     head = records.head
+    head.seq = records.seen + 1
     if not is_another(head.epoch, records.told):
         head.epoch = new_epoch(now, head.seq, records.told)
         head.lost_before = now

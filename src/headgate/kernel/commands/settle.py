@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import line
 from ..limits import prune
-from ..model import OUTCOMES, Ended, checked_outcome
+from ..model import OUTCOMES, Adapted, Ended, checked_outcome
 from ..plan import Plan, is_another_kind, recall
 from .base import ENDED, LOST, REAP_MASK, Command, begin, pause
 from .permits import (
@@ -103,7 +103,7 @@ class Settle(Command):
         lost = bool(plan.lease) and not self._lives(records, now, steps)
         if outcome is None and self.actual is None:
             return self._confirm(records, now, steps, permit, lost, confirmed)
-        adapted = outcome is not None and self._end_lease(records, now, steps, lost)
+        adapted = () if outcome is None else self._end_lease(records, now, steps, lost)
         self._amounts(records, now, steps, lost, confirmed)
         if outcome is not None and permit is not None:
             end_permit(records.space("permits"), self.id, permit, now)
@@ -127,7 +127,7 @@ class Settle(Command):
         if records.head.tickets and not line.is_early(records, now, plan):
             line.freed(records, now, steps)
             line.serve(records, now)
-        return Ended(lost, False, confirmed or now)
+        return Ended(lost, at=confirmed or now)
 
     def _mark_confirmed(self, records: Records, now: int, steps: Steps, permit: Any) -> None:
         """Leave it with the lease and the id: a release from elsewhere must not confirm it a second time."""
@@ -156,15 +156,15 @@ class Settle(Command):
                     lives = False
         return lives
 
-    def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> bool:
+    def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> tuple[Adapted, ...]:
         # One that was lost on one limit (it was reset) may still hold a slot of another.
-        adapted = False
+        adapted: tuple[Adapted, ...] = ()
         assert self.outcome is not None
         for step in steps:
             limit, member = step.limit, step.member
             if limit.leased:
-                if not lost:
-                    adapted |= limit.feedback(records, now, member, step.value, self.outcome, self.at)
+                if not lost and (moved := limit.feedback(records, now, member, step.value, self.outcome, self.at)):
+                    adapted += (Adapted(step.base, member.partition("|")[2] or None, *moved),)
                 records.leases[member].delete(self.id)
         return adapted
 

@@ -76,8 +76,8 @@ FORMS: dict[type[Command], CommandForm] = {
     Extend: CommandForm("extend", "t", "acquire", ("policy", "id", "length"), script_letter="l"),
     Pause: CommandForm("pause", "u", "acquire", ("gate", "length", "reason")),
     Peek: CommandForm(
-        "peek", "p", "observe", ("policy", "asked", "leases", "waiters"),
-        script_fields=("policy", "asked", "leases", "everything", "waiters"),
+        "peek", "p", "observe", ("policy", "asked", "leases", "waiters", "keys", "top", "search"),
+        script_fields=("policy", "asked", "leases", "everything", "waiters", "keys", "top", "search"),
     ),
     Configure: CommandForm("configure", "o", "configure", ("gate", "member", "value")),
     Reset: CommandForm("reset", "x", "configure", ("gate", "limit")),

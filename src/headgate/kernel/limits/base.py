@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     #: A permit's lease: its id, when it expires, and what others need to know of it (see commands.Admit).
     Lease = tuple[str, int, Any]
     Taker = Callable[[Records, int, str], int]
+    #: The working limit of an adaptive limit before and after.
+    Moved = tuple[float, float]
 
 #: The largest amount that a double holds.
 LARGEST = 1.7976931348623157e308
@@ -56,6 +58,11 @@ def positive(what: str, number: object) -> float:
 def default_slack(per: int) -> int:
     """1 % of `per`, at least 100 ms, at most 1 s."""
     return min(max(per // 100, SECOND // 10), SECOND)
+
+
+def fitting(value: float, size: float) -> int:
+    """How many asks of a size fit into a limit at once; one at least."""
+    return max(1, int(value / size + 1e-9))
 
 
 class Limit:
@@ -101,6 +108,10 @@ class Limit:
     def scaled(self, share: float) -> Limit:
         """The same rule for a share of it: what a priority class may use."""
         return self.with_limit(self.limit * share)
+
+    def share_for_class(self, share: float) -> Limit:
+        """The rule for a priority class's share of this one, in the same gate and beside it."""
+        return self.scaled(share)
 
     def replaced(self, field: str, value: Any) -> Limit:
         """The same rule with another value of one of its `fields`, as `spec()` has it; itself where that is its value."""
@@ -157,6 +168,18 @@ class Limit:
         """The first moment at or after `start` at which `cost` fits, or NEVER. `start` is `now` except for promises."""
         raise NotImplementedError
 
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        """The first moment at which `cost` fits once `ahead` asks of `size` each have gone, as soon as each could."""
+        return self.earliest(records, now, member, cost, value, now)
+
+    def is_far(self, value: float, ahead: int, size: float) -> bool:
+        """Whether so many are ahead that `after` is an estimate, since telling it exactly would take too long."""
+        return False
+
+    def pace(self, value: float) -> float:
+        """Microseconds that a unit takes in the long run; 0 where no time passes between them."""
+        return 0.0
+
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         """Count `cost` from `at` (`now`, or the time of a promise). Returns whether a confirmation would be worth it."""
         raise NotImplementedError
@@ -188,9 +211,11 @@ class Limit:
     def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
         """The upstream is known to have counted by now what was charged at `at`."""
 
-    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
-        """A permit that was granted at `granted` ends with `outcome`. Returns whether an adaptive limit moved by it."""
-        return False
+    def feedback(
+        self, records: Records, now: int, member: str, value: float, outcome: str, granted: int
+    ) -> Moved | None:
+        """A permit that was granted at `granted` ends with `outcome`. Returns how an adaptive limit moved, if it did."""
+        return None
 
     @staticmethod
     def until(records: Records, member: str, state: Any) -> int:
@@ -213,6 +238,11 @@ class Limit:
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         raise NotImplementedError
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        """About how many units of a state count, and no fewer: to find the fullest of many keys without describing all."""
+        return 0.0
+
     def _state(self, records: Records, member: str) -> Any:
         state = records.states.get(member)
         if state is not None and state[0] != self.kind:
@@ -220,7 +250,14 @@ class Limit:
         return state
 
     def _usage(
-        self, member: str, used: float, value: float, free_in: int, resets_in: int | None = None, **more: float | None
+        self,
+        member: str,
+        used: float,
+        value: float,
+        free_in: int,
+        resets_in: int | None = None,
+        maximum: float | None = None,
+        promised: float = 0.0,
     ) -> LimitUsage:
         _, _, key = member.partition("|")
         return LimitUsage(
@@ -230,11 +267,12 @@ class Limit:
             key=key or None,
             used=used,
             limit=value,
-            available=max(0.0, value - used),
+            available=max(0.0, value - used - promised),
             utilisation=used / value,
             free_in=max(0, free_in) / SECOND if free_in < NEVER // 2 else float("inf"),
             resets_in=None if resets_in is None else max(0, resets_in) / SECOND,
-            **more,
+            maximum=maximum,
+            promised=promised,
         )
 
     def __eq__(self, other: object) -> bool:

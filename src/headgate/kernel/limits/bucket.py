@@ -119,6 +119,12 @@ class Bucket(RateLimit):
             at = max(at, start + ceil((held + cost - usable) * per_unit))
         return at if at > start else start
 
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        return self.earliest(records, now, member, cost + ahead * size, value, now)
+
+    def pace(self, value: float) -> float:
+        return self.per / value
+
     def taker(self, cost: float, value: float) -> Taker:
         # For the commonest case there is; whatever is unusual goes the long way.
         usable, per_unit = self.in_force(value)
@@ -208,20 +214,24 @@ class Bucket(RateLimit):
         state = ("bucket", full, max(lost, at), held, self.drain, promised, None)
         records.states.put(member, state, self.until(records, member, (*state[:5], 0, None)))
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float(max(0.0, state[1] - max(0, now - state[2]) / state[4][0]) + state[3])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         cost = min(1.0, self.largest(value))
         # First: promises whose time has come are part of the level then.
         free_in = self.earliest(records, now, member, cost, value, now) - now
         state = self._state(records, member)
-        used = 0.0
+        used = to_come = 0.0
         if state is not None:
             _, level, at, held, _, promised, _ = state
             used = max(0.0, level - max(0, now - at) * (value / self.per)) + held
             if promised:
                 charges = records.promised[member]
                 for _, time in charges.scan():  # not `sum`, which newer Pythons round in another way than Lua does
-                    used += charges.get(time)
-        return self._usage(member, used, self.largest(value), free_in)
+                    to_come += charges.get(time)
+        return self._usage(member, used, self.largest(value), free_in, promised=to_come)
 
     # --- promises: charges kept in time order -------------------------------------------------------------------
     #

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..model import LimitUsage
     from ..records import Records, Space
-    from .base import Duration, Lease
+    from .base import Duration, Lease, Moved
 
 #: For how long an unused adaptive limit remembers what it has learned.
 MEMORY = 24 * 3600 * SECOND
@@ -37,7 +37,9 @@ class Concurrency(Limit):
 
     # State: ("concurrency", working, streak, shrunk, until); working 0.0 means: not adaptive so far.
     # Space leases[member]: lease id → (ref, granted at, fence, holder[, confirmed at]), in order of expiry.
-    __slots__ = ("adaptive", "lease")
+    # A class's share of an adaptive limit has no working limit of its own: it goes by that of `whole`, which is filed under
+    # the same member without the class.
+    __slots__ = ("adaptive", "lease", "share", "whole")
     kind = "concurrency"
     fields = ("limit", "lease", "adaptive", "name", "by")
     tables: Mapping[str, Callable[..., Any]] = {"adaptive": Aimd}
@@ -64,6 +66,9 @@ class Concurrency(Limit):
                 f"concurrency {self.name!r}: the adaptive minimum ({adaptive.minimum}) is above the limit ({limit})"
             )
         self.adaptive = adaptive
+        #: Of a class's share of an adaptive limit: that limit, and the share.
+        self.whole: Concurrency | None = None
+        self.share = 1.0
 
     def spec(self) -> tuple[Any, ...]:
         adaptive = self.adaptive.spec() if self.adaptive else None
@@ -77,8 +82,14 @@ class Concurrency(Limit):
         return made
 
     def scaled(self, share: float) -> Concurrency:
-        # Only the limit itself adapts; a class gets its share of what that allows at most.
+        # Only the limit itself adapts: a share of it, as of what one process may use, is a fixed number.
         return self.from_spec((self.kind, round(self.limit * share, 9), self.lease, None, self.name, self.by))
+
+    def share_for_class(self, share: float) -> Concurrency:
+        part = self.scaled(share)
+        if self.adaptive is not None:
+            part.whole, part.share = self, share
+        return part
 
     def checked_value(self, gate: str, value: float) -> float:
         value = super().checked_value(gate, value)
@@ -98,8 +109,18 @@ class Concurrency(Limit):
     def largest(self, value: float) -> float:
         return NEVER if value + DUST >= 1.0 else 0.0
 
-    def in_force(self, state: Any, value: float) -> float:
-        """The working limit: what an adaptive limit has come to, but never above `value`."""
+    def in_force(self, records: Records, member: str, state: Any, value: float) -> float:
+        """The working limit: what an adaptive limit has come to, but never above `value`.
+
+        Of a class's share that part of the working limit, but no less than one slot: a class must not stop for ever, since
+        its own outcomes may be the only ones by which the limit can grow again.
+        """
+        if self.whole is not None:
+            name, bar, key = member.partition("|")
+            whole = records.states.get(f"{name.partition('@')[0]}{bar}{key}")
+            assert self.whole.adaptive is not None
+            working = whole[1] if whole is not None and whole[1] else self.whole.adaptive.start
+            return float(min(max(1.0, round(working * self.share, 9)), value))
         if self.adaptive is None:
             return value
         working = state[1] if state is not None and state[1] else self.adaptive.begin(value)
@@ -112,8 +133,8 @@ class Concurrency(Limit):
         if state[0] != "concurrency":
             raise KindChanged(gate=records.gate, limit=member, was=state[0], now="concurrency")
         leases = records.leases[member]
-        if self.adaptive is not None:
-            value = self.in_force(state, value)
+        if self.adaptive is not None or self.whole is not None:
+            value = self.in_force(records, member, state, value)
         value += DUST - 1.0
         if len(leases) <= value:
             return start
@@ -126,6 +147,9 @@ class Concurrency(Limit):
             if excess <= 0.0:
                 return max(start, int(expires))
         return NEVER
+
+    def pace(self, value: float) -> float:
+        return self.lease / value  # at the slowest: each slot is free again within a lease
 
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         if records.states.get(member) is None:
@@ -151,26 +175,32 @@ class Concurrency(Limit):
         else:
             records.leases[member].delete(lease[0])
 
-    def feedback(self, records: Records, now: int, member: str, value: float, outcome: str, granted: int) -> bool:
-        """Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved."""
+    def feedback(
+        self, records: Records, now: int, member: str, value: float, outcome: str, granted: int
+    ) -> Moved | None:
+        """Move an adaptive limit by how a permit ended (before its lease goes)."""
         if self.adaptive is None or (state := self._state(records, member)) is None:
-            return False
-        working = self.in_force(state, value)
+            return None
+        working = self.in_force(records, member, state, value)
         prune(records.leases[member], now)
         in_use = len(records.leases[member])
         after = self.adaptive.next(working, state[2], state[3], outcome, granted, now, in_use, value)
         records.states[member] = ("concurrency", *after, now + MEMORY)
-        return after[0] != working
+        return None if after[0] == working else (working, after[0])
+
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float(len(records.leases[member]))
 
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         state = self._state(records, member)
-        in_force = self.in_force(state, value)
+        in_force = self.in_force(records, member, state, value)
         free_in = self.earliest(records, now, member, 1.0, value, now) - now
         used = 0 if state is None else len(records.leases[member])
         if used:
             # Those that have expired and were not looked at since are in the set, but no longer live.
             used -= sum(1 for _ in takewhile(lambda pair: pair[0] <= now, records.leases[member].scan()))
-        return self._usage(member, used, in_force, free_in, maximum=value if self.adaptive else None)
+        return self._usage(member, used, in_force, free_in, maximum=value if self.adaptive or self.whole else None)
 
 
 def prune(leases: Space, now: int) -> None:

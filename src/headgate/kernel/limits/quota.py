@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidInput, KindChanged
 from ..model import SECOND
-from .base import NO_LEASE, Limit, default_slack
+from .base import NO_LEASE, Limit, default_slack, fitting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +120,25 @@ class Quota(Limit):
             at = max(at + 1, end + self.slack if full[-1] != self.period(at)[1] else end)
         return at
 
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        total = ahead * size + cost
+        if total <= value:
+            at = self.earliest(records, now, member, total, value, now)
+            if at <= now:
+                return at
+        # Some of those ahead go now, then as many as fit at every reset.
+        most = fitting(value, size)
+        state = records.states.get(member)
+        free = value - (_used(state[1], self.period(now)[0]) + state[2] if state is not None else 0.0)
+        here = min(most, max(0, int(free / size + 1e-9)))
+        reset = self.earliest(records, now, member, max(cost, most * size), value, now)
+        if reset <= now:
+            reset = self.period(now)[1] + self.slack
+        return int(reset + max(0, ahead - here) // most * PERIODS[self.per])
+
+    def pace(self, value: float) -> float:
+        return PERIODS[self.per] / value
+
     def charge(self, records: Records, now: int, member: str, cost: float, value: float, at: int, lease: Lease) -> bool:
         state = records.states.get(member)
         _, periods, held, until = state or ("quota", (), 0.0, 0)
@@ -164,12 +183,20 @@ class Quota(Limit):
         if spent > 0:
             self.charge(records, lost, member, spent, value, lost, NO_LEASE)
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float((state[1][-1][1] if state[1] and state[3] > now else 0.0) + state[2])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         start, end = self.period(now)
         state = self._state(records, member)
         used = _used(state[1], start) + state[2] if state else 0.0
         free_in = self.earliest(records, now, member, min(1.0, value), value, now) - now
-        return self._usage(member, used, value, free_in, end - now)
+        to_come = 0.0
+        for first, amount in state[1] if state else ():
+            if first >= end:
+                to_come += amount
+        return self._usage(member, used, value, free_in, end - now, promised=to_come)
 
 
 def _used(periods: Any, start: int) -> float:

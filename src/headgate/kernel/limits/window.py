@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidInput, KindChanged
 from ..model import NEVER
-from .base import NO_LEASE, TAKEN, WORTH_IT, RateLimit
+from .base import NO_LEASE, TAKEN, WORTH_IT, RateLimit, fitting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 #: A confirmation gives back at most `slack` of one grant; below this share of the limit that is not worth a round trip.
 WORTH_CONFIRMING = 0.25
+
+#: Behind so many full windows it hardly matters when each unit of the present one stops: that is 5 % of the time, or less.
+FAR = 20
 
 #: In how many steps a window comes back after its state was lost.
 STEPS_AFTER_LOSS = 50
@@ -104,6 +107,21 @@ class Window(RateLimit):
                 return stops if stops > start else start
         # What called tickets hold has no end of its own: it is taken or given back within a claim.
         return self._stops(now, self.span)
+
+    def after(self, records: Records, now: int, member: str, cost: float, value: float, ahead: int, size: float) -> int:
+        # Of asks that fill the window together each goes when the one as many before it stops counting.
+        most = fitting(value, size)
+        rounds, rest = divmod(ahead, most)
+        if rounds >= FAR:
+            return now + rounds * self.span + rest * self.span // most
+        at = self.earliest(records, now, member, max(cost, min(value, rest * size + cost)), value, now)
+        return self._stops(at, self.span) + (rounds - 1) * self.span if rounds else at
+
+    def is_far(self, value: float, ahead: int, size: float) -> bool:
+        return ahead >= FAR * fitting(value, size)
+
+    def pace(self, value: float) -> float:
+        return self.span / value
 
     def taker(self, cost: float, value: float) -> Taker:
         # For the commonest case there is; whatever is unusual goes the long way.
@@ -243,14 +261,24 @@ class Window(RateLimit):
                 if at + self.span > now:
                     self.charge(records, now, member, part, value, at, NO_LEASE)
 
+    @classmethod
+    def rough_use(cls, records: Records, now: int, member: str, state: Any) -> float:
+        return float((state[1] if state[4] > now else 0.0) + state[3])
+
     def describe(self, records: Records, now: int, member: str, value: float) -> LimitUsage:
         state = self._state(records, member)
         if state is None:
             return self._usage(member, 0.0, value, 0, 0)
-        total, _ = self._prune(records, now, member)
+        total, promised = self._prune(records, now, member)
         cost = min(1.0, value)
         free_in = self.earliest(records, now, member, cost, value, now) - now
-        return self._usage(member, max(0.0, total + state[3]), value, free_in, state[4] - now if total > 0 else 0)
+        to_come = 0.0
+        if promised:
+            slots = self._slots(records, member)
+            for stops, _ in slots.scan(now + self.span + 1):  # what stops then begins after now
+                to_come += slots.get(stops)
+        used = max(0.0, total + state[3] - to_come)
+        return self._usage(member, used, value, free_in, state[4] - now if total > 0 else 0, promised=to_come)
 
     def _prune(self, records: Records, now: int, member: str) -> tuple[float, bool]:
         """Slots that have stopped counting go. Returns what still counts, and whether any of it is promised."""

@@ -150,7 +150,7 @@ class Metrics:
         if not served.policy.keys:
             return []
         asked = self._asked.get(served.name, Counter())
-        held = Counter(",".join(f"{by}={lease[2][by]}" for by in served.policy.keys) for lease in snapshot.leases)
+        held = Counter(",".join(f"{by}={lease.key[by]}" for by in served.policy.keys) for lease in snapshot.leases)
         peeks = []
         for lane in {lane for counts in (asked, held) for lane, _ in counts.most_common(KEYS)}:
             key = dict(part.split("=", 1) for part in lane.split(","))

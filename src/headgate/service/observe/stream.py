@@ -192,6 +192,11 @@ class Sampler:
             found[served.name] = self._event_of(served, snapshot)
             if closely:
                 asked += [(served, peek) for peek in self._by_key(served, served.waiters_of(snapshot))]
+                asked += [
+                    (served, Peek(served.policy, keys=limit.name, top=KEYS))
+                    for limit in served.policy.limits
+                    if limit.by
+                ]
         for (served, _), snapshot in zip(asked, await decide_all(asked), strict=True) if asked else ():
             if isinstance(snapshot, Snapshot):
                 add_keys(found[served.name], served, snapshot)
@@ -218,13 +223,12 @@ class Sampler:
                 "reason": usage.pause_reason,
             },
             "waiting": usage.waiting,
+            "why": served.why_of(snapshot),
             "holding": max([len(holders), *(int(row.used) for row in slots)]),
             "limits": [limit_row(row, limits, overrides) for row in usage.limits],
             "keyed": [traits(limit, overrides, None) for limit in policy.limits if limit.by is not None],
             "keys": [],
-            "waiters": [
-                person_row(waiter) | {"waiting_for": waiter.waiting_for} for waiter in served.waiters_of(snapshot)
-            ],
+            "waiters": [waiter_row(waiter) for waiter in served.waiters_of(snapshot)],
             "holders": [
                 person_row(holder)
                 | {
@@ -291,13 +295,18 @@ def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> N
     limits = {limit.name: limit for limit in served.policy.limits}
     overrides = overrides_of(snapshot)
     known = {(row["name"], row["key"]) for row in event["keys"]}
-    for row in snapshot.limits:
+    for row in (*snapshot.limits, *snapshot.keys):
         if row.key is not None and "@" not in row.name and (row.name, row.key) not in known:
             event["keys"].append(limit_row(row, limits, overrides))
 
 
 def person_row(one: Holder | Waiter) -> dict[str, Any]:
     return {"id": one.id, "holder": one.holder, "key": dict(one.key), "priority": one.priority}
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    asked = {"cost": dict(waiter.cost), "state": waiter.state, "limit": waiter.limit, "goes_in": waiter.goes_in}
+    return person_row(waiter) | {"waiting_for": waiter.waiting_for} | asked
 
 
 def permit_name(served: ServedGate, id: str) -> str:

@@ -142,7 +142,12 @@ def not_now(served: ServedGate, stand: Stand, reply: Any, delay: float) -> Denie
 def refused(guard: Guard, served: ServedGate, stand: Stand, error: Denied) -> Problem:
     """The answer to an ask that was denied, counted."""
     guard.count(served.name, "refused", 0.0, stand)
-    return with_limit(problem_of(error), served.policy, error)
+    return _with_limit(guard, served, stand, error)
+
+
+def _with_limit(guard: Guard, served: ServedGate, stand: Stand, error: Denied) -> Problem:
+    plan = stand.plan
+    return with_limit(problem_of(error), served.policy, error, guard.spread, dict(plan.ref[2]), plan.key)
 
 
 def seconds_until(stand: Stand, reply: Any) -> float | None:
@@ -165,7 +170,7 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
         grant = granted(stand.plan, reply)
     except Denied as error:
         guard.count(served.name, "refused")
-        raise with_limit(problem_of(error), served.policy, error) from None
+        raise _with_limit(guard, served, stand, error) from None
     headers = policy_header(served.policy) + await guard.remaining.fetch(served.gate, stand.plan.key)
     if request.is_gone():
         await undelivered(served, stand, "id" in body)

@@ -91,14 +91,33 @@ async def show_gate(guard: Guard, request: Request) -> Response:
     usage = guard.note_usage(await served.gate.usage(key_of(query.get("key"))))
     overrides = plain(await served.gate.overrides())
     headers = [*policy_header(served.policy), (b"ratelimit", usage_field(usage.limits))]
-    return json_response(usage_of(served, usage) | {"overrides": overrides}, headers=headers)
+    told = {"why": await served.gate.why(), "overrides": overrides}
+    return json_response(usage_of(served, usage) | told, headers=headers)
 
 
 async def holders(guard: Guard, request: Request) -> Response:
-    check_query(request)
+    key = key_of(check_query(request, "key").get("key")) or {}
     served = guard.served(request.params["gate"])
-    found = [holder_of(served, holder) for holder in await served.gate.holders()]
+    listed = [holder for holder in await served.gate.holders() if key.items() <= holder.key.items()]
+    found = [holder_of(served, holder) for holder in listed]
     return json_response({"gate": served.name, "holders": found})
+
+
+async def waiters(guard: Guard, request: Request) -> Response:
+    key = key_of(check_query(request, "key").get("key")) or {}
+    served = guard.served(request.params["gate"])
+    listed = [waiter for waiter in await served.gate.waiters() if key.items() <= waiter.key.items()]
+    return json_response({"gate": served.name, "why": await served.gate.why(), "waiters": plain(listed)})
+
+
+async def keys(guard: Guard, request: Request) -> Response:
+    query = check_query(request, "limit", "top", "search")
+    served, top = guard.served(request.params["gate"]), query.get("top", "10")
+    limits = [limit.name for limit in served.policy.limits if limit.by] if "limit" not in query else [query["limit"]]
+    if not re.fullmatch(r"[0-9]{1,4}", top):
+        raise Problem(422, "invalid-input", f"top is a whole number from 1 to 1000, not {top!r:.80}")
+    found = [row for limit in limits for row in await served.gate.keys(limit, int(top), query.get("search", ""))]
+    return json_response({"gate": served.name, "keys": plain(found)})
 
 
 async def changes(guard: Guard, request: Request) -> Response:
@@ -121,4 +140,5 @@ async def explain(guard: Guard, request: Request) -> Response:
     query = check_query(request, "cost", "key", "priority")
     served = guard.served(request.params["gate"])
     found = await served.gate.explain(cost_of(query.get("cost")), key_of(query.get("key")), query.get("priority"))
-    return json_response({**plain(found), "holders": [holder_of(served, holder) for holder in found.holders]})
+    told = {"why": await served.gate.why(), "holders": [holder_of(served, holder) for holder in found.holders]}
+    return json_response(plain(found) | told)

@@ -8,7 +8,7 @@ from html import escape
 from ... import __version__
 from ...http.problems import KINDS, TYPE_PREFIX
 from ...kernel.limits import KINDS as LIMIT_KINDS
-from ...kernel.model import LimitUsage, Usage
+from ...kernel.model import EARLIEST, ESTIMATE, EXACT, LimitUsage, Usage
 from ..routes.batch import DOES
 from ..routes.table import ROUTES
 from ..tokens import SCOPES
@@ -62,6 +62,15 @@ def _list(of: str) -> Schema:
     return {"type": "array", "items": _ref(of)}
 
 
+TIMING: Schema = {
+    "type": "string",
+    "enum": [EXACT, ESTIMATE, EARLIEST],
+    "description": "How sure the time is: `exact`; `estimate`, by what those ahead cost; `earliest`, of slots.",
+}
+WHY: Schema = {
+    **TEXT,
+    "description": "What keeps the gate's asks from going, in one sentence; `free now` where nothing does.",
+}
 PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for renew and release."}
 NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -122,7 +131,10 @@ ANSWERS: dict[str, Schema] = {
         goes_in=or_null({**SECONDS, "description": "Seconds until it would go; null: never."}),
         limit=or_null(TEXT),
         reason=TEXT,
+        why=WHY,
         waiting=WHOLE,
+        position={**WHOLE, "description": "Its place in the line, if it came now."},
+        timing=TIMING,
         limits=_list("LimitUsage"),
         holders=_list("Holder"),
     ),
@@ -142,6 +154,20 @@ ANSWERS: dict[str, Schema] = {
     "Health": _object("All is well.", status={"type": "string", "const": "ok"}),
     "Gates": _object("Every gate.", gates={"type": "array", "items": _ref("GateUsage")}),
     "Holders": _object("Live leases, the oldest first.", gate=TEXT, holders=_list("Holder")),
+    "Waiter": _object(
+        "An ask that stands in line. Its times are seconds.",
+        id=TEXT,
+        holder=or_null(TEXT),
+        key=NAMED,
+        waiting_for=SECONDS,
+        priority=or_null(TEXT),
+        cost={"type": "object", "additionalProperties": NUMBER},
+        state={"type": "string", "enum": ["waits", "called", "skipped"]},
+        limit=or_null({**TEXT, "description": "The limit that it waits for."}),
+        goes_in={**SECONDS, "description": "When it would go, at the rate of the limits in the long run."},
+    ),
+    "Waiters": _object("Waiting asks, the oldest first: the first 50.", gate=TEXT, why=WHY, waiters=_list("Waiter")),
+    "Keys": _object("Of each limit by a key its fullest keys, the fullest first.", gate=TEXT, keys=_list("LimitUsage")),
     "Replies": _object(
         "One reply per command, in its place: what it would have been alone, with its `status`.",
         replies={"type": "array", "items": {"type": "object", "properties": {"status": WHOLE}, "required": ["status"]}},
@@ -183,7 +209,8 @@ ANSWERS: dict[str, Schema] = {
             "title": TEXT,
             "status": WHOLE,
             "detail": TEXT,
-            "retry_after": {**SECONDS, "description": "Seconds, exact; `Retry-After` has it in whole seconds."},
+            "retry_after": {**SECONDS, "description": "Seconds until it could go; `Retry-After` is that or later."},
+            "timing": TIMING,
             "limit": or_null(TEXT),
             "gate": or_null(TEXT),
             "position": or_null(WHOLE),
@@ -205,8 +232,8 @@ _USAGE = _object(
 ANSWERS["GateUsage"] = _USAGE
 ANSWERS["Gate"] = {
     **_USAGE,
-    "properties": {**_USAGE["properties"], "overrides": _list("OverrideInForce")},
-    "required": [*_USAGE["required"], "overrides"],
+    "properties": {**_USAGE["properties"], "why": WHY, "overrides": _list("OverrideInForce")},
+    "required": [*_USAGE["required"], "why", "overrides"],
 }
 
 PARAMETERS: dict[str, Schema] = {

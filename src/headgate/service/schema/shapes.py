@@ -291,6 +291,9 @@ KEY_QUERY = Field(
     pattern=r"^[A-Za-z0-9._-]{1,100}=[A-Za-z0-9._:@/+~=-]{1,200}$",
     examples=["org=acme"],
 )
+LIMIT_QUERY = Field(_unchecked, "A limit that is by a key. Default: each of them.", type="string", examples=["rpm"])
+TOP_QUERY = Field(_unchecked, "How many keys of a limit. Default: 10.", type="integer", minimum=1, maximum=1000)
+SEARCH_QUERY = Field(_unchecked, "Only keys that have this in them.", type="string", maxLength=200)
 COST_QUERY = Field(
     _unchecked,
     "What it would cost: 2, or pu=3.2,requests=1.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from ...errors import HeadgateError, InvalidInput, PolicyChanged
+from ...gate.inspection import checked_search
 from ...http.problems import Problem
 from ...kernel.commands import (
     FORMS,
@@ -201,9 +202,13 @@ class RequestReader:
             check_session(session)
         return Renew(gate, tuple(rows), session if tickets else "", tuple(_id(ticket) for ticket in tickets))
 
-    def peek(self, number: Any, asked: Any, leases: Any, waiters: Any) -> Command:
-        plan = None if asked is None else self.ask(*asked)
-        return Peek(self.policy(number), plan=plan, leases=bool(leases), waiters=bool(waiters))
+    def peek(
+        self, number: Any, asked: Any, leases: Any, waiters: Any, keys: Any = None, top: Any = 0, search: Any = ""
+    ) -> Command:
+        plan, policy = None if asked is None else self.ask(*asked), self.policy(number)
+        if keys is not None:
+            checked_search(policy, keys, top, search)
+        return Peek(policy, plan=plan, leases=bool(leases), waiters=bool(waiters), keys=keys, top=top, search=search)
 
     def configure(self, gate: Any, member: Any, value: Any) -> Command:
         found = self.gate(gate)

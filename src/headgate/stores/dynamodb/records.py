@@ -212,6 +212,11 @@ class DynamoRecords(ByKind):
     def space(self, kind: str, name: str = "") -> DictSpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]
 
+    def keyed(self, prefix: str) -> Iterator[str]:
+        # A table cannot be asked for the items of a gate. The gate's own item names the values that are inline or held.
+        known = dict.fromkeys([*self.inline, *sorted(self.held)[:WITH_ONE_WRITE], *self.values])
+        return (f"{prefix}{value}" for value in known)
+
     def drop(self, kind: str, name: str = "") -> None:
         if kind in SPACES and "|" in name:
             self.value_of(name).spaces[kind].pop(name, None)

@@ -25,7 +25,21 @@ from ...errors import (
 )
 from ...kernel.commands import FORMS
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS, writer
-from ...kernel.model import Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of, plain
+from ...kernel.model import (
+    Adapted,
+    Ended,
+    Grant,
+    HeldLease,
+    LimitUsage,
+    Override,
+    Pulse,
+    Refusal,
+    Snapshot,
+    Wait,
+    WaitingTicket,
+    names_of,
+    plain,
+)
 from ...kernel.plan import Policy
 from ..base import Seen
 
@@ -154,7 +168,7 @@ def _error_row(error: BaseException) -> tuple[Any, ...]:
 
 
 def _values(things: Any) -> list[Any]:
-    """Usages or overrides, each as the list of its fields; what is infinite is None, since JSON knows no infinity."""
+    """Usages, overrides or moves, each as the list of its fields; what is infinite is None, as JSON has no infinity."""
     return [list(plain(thing).values()) for thing in things]
 
 
@@ -165,7 +179,10 @@ def _decision_row(decision: Any) -> Any:
 #: The fields of a snapshot that are no numbers or texts: how each is written.
 _SNAPSHOT_WRITERS: dict[str, Callable[[Any], Any]] = {
     "limits": _values,
+    "leases": _values,
     "overrides": _values,
+    "waiters": _values,
+    "keys": _values,
     "decision": _decision_row,
 }
 
@@ -182,9 +199,9 @@ def row(reply: Any) -> Any:
             worth,
         )  # a promise has no lease: the time of the decision stands in its place
     if kind is Ended:
-        return ("e", reply.lost, reply.adapted, reply.at)
+        return ("e", reply.lost, _values(reply.adapted), reply.at)
     if kind is Wait:
-        return ("w", reply.at, reply.limit, reply.position, reply.check_at, reply.now, reply.reason)
+        return ("w", *(getattr(reply, name) for name in names_of(Wait)))
     if kind is Refusal:
         return ("r", reply.limit, reply.reason, reply.at, reply.now)
     if kind is Pulse:
@@ -232,11 +249,14 @@ def policies_answer(policies: Mapping[str, Policy]) -> bytes:
 
 
 def _ended(raw: Any) -> Ended:
-    return Ended(*raw[1:])
+    _, lost, adapted, at = raw
+    # A guard of an earlier version says only whether a limit moved.
+    moves = () if isinstance(adapted, bool) else tuple(Adapted(*move) for move in adapted)
+    return Ended(lost, moves, at)
 
 
 def _wait(raw: Any) -> Wait:
-    return Wait(*raw[1:])
+    return Wait(*raw[1 : 1 + len(names_of(Wait))])  # a guard of another version may tell more, or less
 
 
 def _refusal(raw: Any) -> Refusal:
@@ -253,17 +273,19 @@ def _usage(raw: Any) -> LimitUsage:
     return replace(usage, free_in=float("inf")) if usage.free_in is None else usage
 
 
-def _tuples(raw: Any) -> tuple[Any, ...]:
-    return tuple(map(tuple, raw))
+def _rows(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the rows of a kind of record; a guard of a later version may tell more."""
+    return lambda raw: tuple(kind(*row[: len(names_of(kind))]) for row in raw)
 
 
 #: The fields of a snapshot that are no numbers or texts: how each is read.
 _SNAPSHOT_READERS: dict[str, Callable[[Any], Any]] = {
     "limits": lambda raw: tuple(map(_usage, raw)),
-    "leases": _tuples,
-    "overrides": lambda raw: tuple(Override(*override) for override in raw),
+    "leases": _rows(HeldLease),
+    "overrides": _rows(Override),
     "decision": lambda raw: None if raw is None else read_reply(raw),
-    "waiters": _tuples,
+    "waiters": _rows(WaitingTicket),
+    "keys": lambda raw: tuple(map(_usage, raw)),
 }
 
 

@@ -18,7 +18,7 @@ PARTS = {
     "limits": ("limits",),
     **{kind: (kind,) for kind in KINDS},
     "plan": ("plan",),
-    "line": ("line/state", "line/sessions", "line/standing", "line/serving"),
+    "line": ("line/state", "line/ahead", "line/sessions", "line/standing", "line/serving"),
     "commands": ("commands/base", "commands/admit", "commands/settle"),
     "batch": ("batch",),
     "changes": ("changes",),

@@ -16,7 +16,21 @@ from ...kernel.commands import FORMS, Admit, Renew, Settle
 from ...kernel.commands.admit import attempt_over
 from ...kernel.commands.table import writer
 from ...kernel.limits import KINDS
-from ...kernel.model import SECOND, Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
+from ...kernel.model import (
+    SECOND,
+    Adapted,
+    Ended,
+    Grant,
+    HeldLease,
+    LimitUsage,
+    Override,
+    Pulse,
+    Refusal,
+    Snapshot,
+    Wait,
+    WaitingTicket,
+    names_of,
+)
 from .pack import CHUNK, inside, offsets, pack
 
 TYPE_CHECKING = False
@@ -119,18 +133,11 @@ def _by(by: str) -> bytes:
 _SHORT = [bytes((0xA0 | size,)) for size in range(32)]
 
 
-def _everything(policy: Policy) -> bytes:
-    """The ref of a plan that has every limit, for a look that is at no ask in particular."""
-    lowest = list(policy.priorities)[-1] if policy.priorities else None
-    plain = dict.fromkeys(policy.keys, "-")
-    return _ref(policy.plan(dict.fromkeys(policy.units, 1.0), plain or None, lowest).ref)
-
-
 #: How fields are written that do not travel as they are. `ref` and `keyed` are of its plan, where it is an ask or an end.
 _FORMS = {
     "policy": "command.policy.fingerprint",
     "asked": "None if command.plan is None else _ref(command.plan.ref)",
-    "everything": "None if command.plan is not None else _everything(command.policy)",
+    "everything": "None if command.plan is not None else _ref(command.policy.everything().ref)",
     "actual": "None if command.actual is None else tuple(command.actual.items())",
     "lease_rows": "[(_ref(plan.ref), *rest) for plan, *rest in command.leases]",
     "ref": "ref",
@@ -142,7 +149,7 @@ _LETTERS = {command: form.for_script()[0] for command, form in FORMS.items()}
 
 #: Command → what makes a tuple of its fields.
 _WRITERS: dict[type[Command], Callable[..., tuple[Any, ...]]] = {
-    command: writer(form.for_script()[1], _FORMS, "ref=None, keyed=False", {"_ref": _ref, "_everything": _everything})
+    command: writer(form.for_script()[1], _FORMS, "ref=None, keyed=False", {"_ref": _ref})
     for command, form in FORMS.items()
 }
 _ask, _end = _WRITERS[Admit], _WRITERS[Settle]
@@ -233,7 +240,7 @@ def _frame(policies: tuple[Policy, ...], calendars: tuple[tuple[str, int], ...],
 
 # --- what comes back ------------------------------------------------------------------------------------------------
 
-_ENDED = tuple(Ended(bool(bits & 1), bool(bits & 2)) for bits in range(4))
+_ENDED = (Ended(), Ended(lost=True))
 
 
 def decode(commands: Sequence[Command], raw: Any) -> Decoded:
@@ -282,7 +289,7 @@ def _float(raw: Any) -> float | None:
 
 
 def _wait(command: Any, raw: Any) -> Wait:
-    return Wait(int(raw[1]), _name(raw[2]), raw[3], raw[4], raw[5], _text(raw[6]))
+    return Wait(int(raw[1]), _name(raw[2]), raw[3], raw[4], raw[5], _text(raw[6]), _text(raw[7]))
 
 
 def _refusal(command: Any, raw: Any) -> Refusal:
@@ -291,6 +298,11 @@ def _refusal(command: Any, raw: Any) -> Refusal:
 
 def _goes_on(command: Any, raw: Any) -> Ended:
     return Ended(raw[1] == 1, at=raw[2])
+
+
+def _adapted(command: Any, raw: Any) -> Ended:
+    moves = tuple(Adapted(_text(limit), _name(key), float(old), float(new)) for limit, key, old, new in raw[2])
+    return Ended(raw[1] == 1, moves)
 
 
 def _error(command: Any, raw: Any) -> HeadgateError:
@@ -323,22 +335,34 @@ def _usage(raw: Any) -> LimitUsage:
     return replace(usage, used=int(usage.used)) if KINDS[usage.kind].leased else usage
 
 
-def _row(raw: Any) -> tuple[Any, ...]:
+def _row(kind: Any, raw: Any) -> Any:
     """A lease or a ticket: id, holder, key, and numbers."""
     id, holder, key, *numbers = raw
-    return (_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, *numbers)
+    return kind(_text(id), _name(holder), {_text(by): _text(value) for by, value in key}, *numbers)
+
+
+def _ticket(raw: Any) -> WaitingTicket:
+    id, holder, key, since, rank, cost, state, limit, left, goes_at = raw
+    costs = {_text(unit): float(amount) for unit, amount in cost}
+    ticket: WaitingTicket = _row(WaitingTicket, (id, holder, key, since, rank))
+    return replace(ticket, cost=costs, state=_text(state), limit=_name(limit), left=float(left), goes_at=int(goes_at))
+
+
+def _held(raw: Any) -> tuple[HeldLease, ...]:
+    return tuple(sorted([_row(HeldLease, one) for one in raw], key=lambda lease: (lease.granted_at, lease.id)))
 
 
 #: The fields of `Snapshot` that are no numbers: how the script's answer for them is read.
 _SNAPSHOT: dict[str, Callable[[Any, Any], Any]] = {
     **{one.name: lambda command, raw: _text(raw) for one in fields(Snapshot) if one.type == "str"},
     "limits": lambda command, raw: tuple(map(_usage, raw)),
-    "leases": lambda command, raw: tuple(sorted(map(_row, raw), key=lambda row: (row[3], row[0]))),
+    "leases": lambda command, raw: _held(raw),
     "overrides": lambda command, raw: tuple(
         Override(_text(limit), _name(key), float(value)) for limit, key, value in raw
     ),
     "decision": lambda command, raw: None if raw is None else _READERS[_text(raw[0])](command, raw),
-    "waiters": lambda command, raw: tuple(map(_row, raw)),
+    "waiters": lambda command, raw: tuple(map(_ticket, raw)),
+    "keys": lambda command, raw: tuple(map(_usage, raw)),
 }
 
 
@@ -355,6 +379,7 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "W": _wait,
     "R": _refusal,
     "D": _goes_on,
+    "A": _adapted,
     "E": _error,
     "P": _pulse,
     "S": _snapshot,

@@ -44,6 +44,14 @@ function makers.bucket()
     return at > start and at or start
   end
 
+  function Bucket:after(now, member, cost, value, ahead, size)
+    return self:earliest(now, member, cost + ahead * size, value, now)
+  end
+
+  function Bucket:pace(value)
+    return self.per / value
+  end
+
   -- A state for a bucket that was never used: empty for long enough for any cost.
   function Bucket:_empty(now, member)
     local state = {'bucket', 0, now - self.per - self.slack, 0, self.drain, 0, false}
@@ -187,19 +195,24 @@ function makers.bucket()
       states:put(member, fresh, Bucket.until_(member, quiet))
     end
 
+    -- About how many units of a state count, and no fewer.
+    function Bucket.rough_use(now, member, state)
+      return max(0, state[2] - max(0, now - state[3]) / state[5][1]) + state[4]
+    end
+
     function Bucket:describe(now, member, value)
       -- First: promises whose time has come are part of the level then.
       local free_in = self:earliest(now, member, min(1, self:largest(value)), value, now) - now
       local state = state_of(self, member)
-      local used = 0
+      local used, to_come = 0, 0
       if state then
         used = max(0, state[2] - max(0, now - state[3]) * (value / self.per)) + state[4]
         if state[6] ~= 0 then
           local charges = space('promised', member)
-          for _, pair in ipairs(charges:scan()) do used = used + (charges:get(pair[2]) or 0) end
+          for _, pair in ipairs(charges:scan()) do to_come = to_come + (charges:get(pair[2]) or 0) end
         end
       end
-      return usage_of(self, member, used, self:largest(value), free_in)
+      return usage_of(self, member, used, self:largest(value), free_in, nil, nil, to_come)
     end
 
     -- --- promises: charges kept in time order --------------------------------------------------------------------------

@@ -96,8 +96,38 @@ end
 -- How many waiters are listed: those that have waited longest.
 local WAITERS = 50
 
-local function waiters()
-  local found, rows = {}, {}
+-- Fill in what a ticket waits for and when it goes; `before` others of its lane go first, and the line is at `at`. Returns
+-- when the next one can go.
+local function turn_of(now, ticket, row, before, at, left_of)
+  local state, head = line_module().line_state(), records.head
+  local plan = recall(ticket.ref)
+  local lane = space('lanes'):get(ticket.tier .. '.' .. ticket.rank .. '.' .. ticket.lane)
+  local parked, pace = lane and lane[2] or '', 0
+  for _, step in ipairs(head.overrides > 0 and current(plan) or plan.steps) do
+    local limit = step.limit
+    if not limit.leased and not step.keyed then pace = max(pace, step.cost * limit:pace(step.value)) end
+    if step.member == parked or (parked == '' and step.base == state.limit) then
+      local known = left_of[limit] or {}
+      left_of[limit] = known
+      local left = known[step.member] or limit:describe(now, step.member, step.value)[7]
+      known[step.member] = left
+      if not row[8] or left < row[9] then row[8], row[9] = step.base, left end
+    end
+    if step.member == parked then
+      local own = limit.leased and 0 or step.cost * limit:pace(step.value)
+      row[10] = (space('due'):score(parked) or now) + floor(before * own)
+    end
+  end
+  if parked == '' then
+    row[10] = at
+    at = at + floor(pace)
+  end
+  row[10] = max(row[10], head.paused, now)
+  return at
+end
+
+local function waiters(now)
+  local found, rows, waiting, lanes, line = {}, {}, {}, {}, line_module()
   for _, session in ipairs(space('sessions'):scan()) do
     for _, pair in ipairs(space('of', session[2]):scan(nil, WAITERS)) do found[#found + 1] = pair end
   end
@@ -105,49 +135,120 @@ local function waiters()
   for at = WAITERS + 1, #found do found[at] = nil end
   space('tickets'):prefetch_pairs(found)
   for at, pair in ipairs(found) do
-    local ticket = line_module().find(pair[2])
+    local ticket = line.find(pair[2])
     local ref = unpacked(ticket.ref)
-    rows[at] = {ticket.id, ticket.holder, ref[4], ticket.since, ticket.rank}
+    local state = ticket.called ~= 0 and 'called' or ticket.hidden ~= 0 and 'skipped' or 'waits'
+    for _, cost in ipairs(ref[3]) do cost[2] = exact(cost[2]) end
+    rows[at] = {ticket.id, ticket.holder, ref[4], ticket.since, ticket.rank, ref[3], state, false, 0, now}
+    if state == 'waits' then
+      local lane = ticket.tier .. ' ' .. ticket.lane
+      lanes[lane] = (lanes[lane] or -1) + 1
+      waiting[#waiting + 1] = {ticket.tier, lanes[lane], ticket.arrival, ticket, rows[at]}
+    end
+  end
+  -- About as the line takes turns: the higher tier first, then the first of each lane, the second of each lane, …
+  table.sort(waiting, function(one, other)
+    for part = 1, 3 do
+      if one[part] ~= other[part] then return one[part] < other[part] end
+    end
+    return false
+  end)
+  local at = line.line_state().free_at
+  local left_of = {} -- what is left of limits that were looked at
+  for _, turn in ipairs(waiting) do at = turn_of(now, turn[4], turn[5], turn[2], at, left_of) end
+  for _, row in ipairs(rows) do row[9], row[10] = exact(row[9]), format('%.0f', row[10]) end
+  return rows
+end
+
+-- An ask that does not wait, and is not charged: see `grant`.
+local QUESTION = {lease = 0, plain = false, waits = false, remembered = false, latest = 0, session = '', looks = true}
+
+-- What would become of an ask: false where it would go now.
+local function question(now, plan)
+  local reply = decide_ask(now, QUESTION, plan, '', false, '')
+  if reply and reply[1] == 'R' and tonumber(reply[4]) < NEVER then -- of a promise gate: its time is still to come
+    return wait_of(tonumber(reply[4]), reply[2], records.head.tickets + 1, nil, now, not reply[2] and 'paused' or '')
+  end
+  return reply
+end
+
+-- The member of the limit that is waited for, whose holders are of interest; nil where it is no limit.
+local function blocking_member(now, steps, limit)
+  local at, member = now, nil
+  for _, step in ipairs(steps) do
+    if step.base == limit then
+      local moment = step.limit:earliest(now, step.member, step.cost, step.value, now)
+      if not member or moment > at then at, member = moment, step.member end
+    end
+  end
+  return member
+end
+
+-- At most so many keys of a limit are looked at.
+local KEYS = 10000
+
+-- The keys that use most of a limit, of those that have `search` in them: see `_keys` of peek.py.
+local function keys_of(now, policy, name, top, search)
+  local limit
+  for index, row in ipairs(policy.rows) do
+    if row[8] < 0 and row[6] == name then limit = limit_of(policy, index) end
+  end
+  local begins, overrides, overridden = name .. '|', space('overrides'), records.head.overrides > 0
+  local shared, seen, members = overridden and overrides:get(name) or nil, 0, {}
+  for _, pair in ipairs(states:scan()) do
+    local member = pair[2]
+    if member:sub(1, #begins) == begins then
+      seen = seen + 1
+      if seen > KEYS then break end
+      if search == '' or find(member:sub(#begins + 1), search, 1, true) then members[#members + 1] = member end
+    end
+  end
+  states:prefetch(members)
+  local found = {}
+  for _, member in ipairs(members) do
+    local state = states:get(member)
+    if state and state[1] == limit.kind then
+      local value = overridden and overrides:get(member) or shared or limit.limit
+      found[#found + 1] = {-limit.rough_use(now, member, state) / value, member, value}
+    end
+  end
+  table.sort(found, is_before)
+  local rows = {}
+  for at = 1, min(#found, 4 * top) do
+    local row = limit:describe(now, found[at][2], found[at][3])
+    if row[5] > 0 or row[12] > 0 then rows[#rows + 1] = row end
+  end
+  table.sort(rows, function(one, other) return is_before({-one[8], one[4]}, {-other[8], other[4]}) end)
+  for at = #rows, top + 1, -1 do rows[at] = nil end
+  for _, row in ipairs(rows) do
+    for index = 5, #row do row[index] = exact(row[index]) end
   end
   return rows
 end
 
--- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
--- waiters are wanted.
-function changes.p(now, wanted)
-  local head = records.head
+local function look(now, wanted)
+  local head, asked = records.head, wanted[3]
+  local seq = head.seq
   if now < head.now then now = head.now end
-  local policy = policy_of(wanted[2])
+  head.now = now
+  notice(now)
+  local overdue = 0
+  if head.tickets > 0 and now >= line_module().line_state().timer_at then
+    overdue = line_module().line_state().timer_at
+    line_module().serve(now) -- as the next decision will
+  end
+  -- Before the rest, which may make up for lost state of a key that is not used.
+  local keys = wanted[7] and keys_of(now, policy_of(wanted[2]), wanted[7], wanted[8], wanted[9]) or {}
+  local plan = recall(asked or wanted[5])
+  local steps = steps_in_force(now, plan)
   local limits, decision, blocking = {}, false, nil
-  if wanted[3] then
-    local plan = recall(wanted[3])
-    local steps = head.overrides > 0 and current(plan) or plan.steps
-    for index, step in ipairs(steps) do limits[index] = described(now, step) end
-    local excessive = too_large(plan, steps)
-    local at, step = now, nil
-    if excessive then -- what never fits has no earliest moment, and looking for it would take as long
-      at = now
-    elseif policy.waiting == 'promise' then -- on its grid; in a line the answer is exact, as in `admit`
-      at, step = earliest(now, steps, now)
-    else
-      at, step = earliest_now(now, steps)
-    end
-    if excessive then
-      decision = refusal_of(excessive.base, too_large_text(excessive, plan), NEVER, now)
-    elseif head.paused > now and head.paused >= at then
-      decision = wait_of(head.paused, nil, head.tickets + 1, nil, now, 'paused')
-    elseif at > now then
-      decision = wait_of(at, step.base, head.tickets + 1, nil, now)
-      blocking = step.member
-    elseif head.tickets > 0 and line_module().is_behind(plan) then
-      local state = line_module().line_state()
-      decision =
-        wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, head.tickets + 1, nil, now, 'line')
-    end
-  else
-    local plan = recall(wanted[5])
-    for _, step in ipairs(head.overrides > 0 and current(plan) or plan.steps) do
-      if not step.keyed then limits[#limits + 1] = described(now, step) end
+  for _, step in ipairs(steps) do
+    if asked or not step.keyed then limits[#limits + 1] = described(now, step) end
+  end
+  if asked then
+    decision = question(now, plan)
+    if wanted[4] and decision then
+      blocking = blocking_member(now, steps, decision[1] == 'W' and decision[3] or decision[1] == 'R' and decision[2])
     end
   end
   local overrides = {}
@@ -159,10 +260,20 @@ function changes.p(now, wanted)
     end
   end
   local leases = wanted[4] and holders(now, blocking) or {}
-  local due_at = head.tickets > 0 and line_module().line_state().timer_at or NEVER
-  local overdue = due_at <= now and due_at or 0
-  return {'S', now, head.seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}, overdue}
+  return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, overdue, keys}
+end
+
+-- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
+-- waiters are wanted, the limit of which keys are wanted or false, how many, and what they have in them. A look decides as
+-- the next ask would, on a copy: nothing of it is kept.
+function changes.p(now, wanted)
+  policy_of(wanted[2])
+  if made_line then made_line.finish() end
+  local fine, reply = pcall(on_a_copy, look, now, wanted)
+  if made_line then made_line.begin() end
+  if not fine then error(reply, 0) end
+  return reply
 end
 
 -- --- change.py --------------------------------------------------------------------------------------------------------

@@ -24,8 +24,15 @@ function makers.concurrency()
     return value + DUST >= 1 and NEVER or 0
   end
 
-  -- The working limit: what an adaptive limit has come to, but never above `value`.
-  function Concurrency:in_force(state, value)
+  -- The working limit: what an adaptive limit has come to, but never above `value`. Of a class's share that part of it, but
+  -- no less than one slot.
+  function Concurrency:in_force(member, state, value)
+    if self.whole then
+      local name, key = partition(member, '|')
+      local its = states:get(partition(name, '@') .. (key ~= '' and '|' .. key or ''))
+      local working = its and its[2] ~= 0 and its[2] or self.whole.adaptive[1]
+      return min(max(1, rounded(working * self.share)), value)
+    end
     if not self.adaptive then return value end
     local working = state and state[2] ~= 0 and state[2] or min(self.adaptive[1], value)
     return min(working, value)
@@ -40,7 +47,7 @@ function makers.concurrency()
       state, count = states:get(member), leases:len()
     end
     if not state then return start end
-    if self.adaptive then value = self:in_force(state, value) end
+    if self.adaptive or self.whole then value = self:in_force(member, state, value) end
     value = value + (DUST - 1)
     if count <= value then return start end
     self:recover(now, member)
@@ -52,6 +59,11 @@ function makers.concurrency()
       if excess <= 0 then return max(start, pair[1]) end
     end
     return NEVER
+  end
+
+  -- Nobody knows when slots are released: the first moment at which one ends by itself, however many wait.
+  function Concurrency:after(now, member, cost, value)
+    return self:earliest(now, member, cost, value, now)
   end
 
   function Concurrency:charge(now, member, cost, value, at, lease)
@@ -74,7 +86,7 @@ function makers.concurrency()
   -- How many leases, at most so many, could be had now one after the other.
   function Concurrency:room(now, member, cost, value, most)
     local state, leases = states:get(member), space('leases', member)
-    if not state or state[1] ~= 'concurrency' or self.adaptive then return 0 end
+    if not state or state[1] ~= 'concurrency' or self.adaptive or self.whole then return 0 end
     local count = leases:len()
     if leases.bereft then return 0 end
     value = value + (DUST - 1)
@@ -188,21 +200,26 @@ function makers.concurrency()
       return min(working, maximum), 0, shrunk
     end
 
-    -- Move an adaptive limit by how a permit ended (before its lease goes). Returns whether it moved.
+    -- Move an adaptive limit by how a permit ended (before its lease goes). Returns the working limit before and after, if
+    -- it moved.
     function Concurrency:feedback(now, member, value, outcome, granted)
       local state = state_of(self, member)
-      if not self.adaptive or not state then return false end
-      local working, leases = self:in_force(state, value), space('leases', member)
+      if not self.adaptive or not state then return nil end
+      local working, leases = self:in_force(member, state, value), space('leases', member)
       prune(leases, now)
       local after, streak, shrunk =
         following(self.adaptive, working, state[3], state[4], outcome, granted, now, leases:len(), value)
       states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY, state[6]})
-      return after ~= working
+      if after ~= working then return working, after end
+    end
+
+    function Concurrency.rough_use(now, member, state)
+      return space('leases', member):len()
     end
 
     function Concurrency:describe(now, member, value)
       local state = state_of(self, member)
-      local in_force = self:in_force(state, value)
+      local in_force = self:in_force(member, state, value)
       local free_in = self:earliest(now, member, 1, value, now) - now
       local used = state and space('leases', member):len() or 0
       if used > 0 then
@@ -212,7 +229,7 @@ function makers.concurrency()
           used = used - 1
         end
       end
-      return usage_of(self, member, used, in_force, free_in, nil, self.adaptive and value)
+      return usage_of(self, member, used, in_force, free_in, nil, (self.adaptive or self.whole) and value)
     end
   end
 

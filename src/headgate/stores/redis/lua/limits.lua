@@ -13,6 +13,11 @@ function kind_changed(member, was, now)
   raise('KindChanged', member, was, now)
 end
 
+-- How many asks of a size fit into a limit at once; one at least.
+function fitting(value, size)
+  return max(1, floor(value / size + 1e-9))
+end
+
 makers = {}
 local KINDS = {}
 
@@ -73,9 +78,10 @@ function partition(text, sign)
 end
 
 -- A LimitUsage, in the order of model.py.
-function usage_of(limit, member, used, value, free_in, resets_in, maximum)
+function usage_of(limit, member, used, value, free_in, resets_in, maximum, promised)
   local _, key = partition(member, '|')
-  return {limit.name, limit.kind, limit.unit, key ~= '' and key or false, used, value, max(0, value - used), used / value,
+  return {limit.name, limit.kind, limit.unit, key ~= '' and key or false, used, value, max(0, value - used - (promised or 0)),
+    used / value,
     free_in < NEVER / 2 and max(0, free_in) / SECOND or INFINITE, resets_in and max(0, resets_in) / SECOND or false,
-    maximum or false}
+    maximum or false, promised or 0}
 end

@@ -272,7 +272,7 @@ local function main(keys, args, forgets_line)
     due = life ~= head.life or head.now - head.fresh > life / 8 or head.fresh > head.now or head.overrides ~= rest[4]
     if due then head.life, head.fresh = life, head.now end
   end
-  -- A call that only peeks has at most deleted what had expired.
+  -- A call that only looks writes nothing but the calendars that were sent with it.
   local milliseconds = ceil(life / 1000)
   write_records(milliseconds, due)
   if writes or records.noticed or head.ends ~= rest[9] then

@@ -16,14 +16,15 @@ local TAG
 
 -- records/
 local records, states, permits, begin_records, begin_line, write_records, space, drop, names, states_there, amend, is_before
+local on_a_copy
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
-local outcome_of
+local outcome_of, fitting
 -- plan.lua
-local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
+local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large, rounded
 local earliest, earliest_now, blocked_by, charge, hold, let_go, is_another_kind, check_kinds
 -- commands/
-local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
-local is_another, compare
+local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, decide_ask, settle, release, cancel, lease_of
+local steps_in_force, is_another, compare, notice
 -- batch.lua
 local admit_many

@@ -54,6 +54,13 @@ function limit_of(policy, index)
     local row = policy.rows[index]
     limit = setmetatable({name = row[6], by = row[3], unit = row[4], limit = row[5]}, kind_of(row[1])):made(row)
     policy.limits[index] = limit
+    if row[8] >= 0 then -- a class's share: the limit itself stands in the same gate, under the name that both have
+      for at, other in ipairs(policy.rows) do
+        if other[8] < 0 and other[6] == row[6] and limit_of(policy, at).adaptive then
+          limit.whole, limit.share = limit_of(policy, at), row[7]
+        end
+      end
+    end
   end
   return limit
 end
@@ -155,8 +162,8 @@ function recall(ref, known)
   return plan_of(template, ref, parts[4])
 end
 
--- As Python rounds a share of an override: to nine places.
-local function rounded(number)
+-- As Python rounds a share of a value: to nine places.
+function rounded(number)
   return tonumber(format('%.9f', number))
 end
 

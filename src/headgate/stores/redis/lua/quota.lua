@@ -6,6 +6,9 @@ function makers.quota()
   local Quota = {kind = 'quota', leased = false, confirmable = false, held = 3, room = false}
   local DAY, CHUNK = 86400, 2 ^ 27
   local LENGTHS = {minute = 60 * SECOND, hour = 3600 * SECOND}
+  -- PERIODS of quota.py
+  local ROUGHLY = {minute = 60 * SECOND, hour = 3600 * SECOND, day = DAY * SECOND, week = 7 * DAY * SECOND,
+    month = 30 * DAY * SECOND, year = 365 * DAY * SECOND}
 
   -- Days since 1970 of a date of the Gregorian calendar, and back: years begin in March here.
   local function days_from_civil(year, month, day)
@@ -142,6 +145,29 @@ function makers.quota()
     return at
   end
 
+  function Quota:after(now, member, cost, value, ahead, size)
+    local total = ahead * size + cost
+    if total <= value then
+      local at = self:earliest(now, member, total, value, now)
+      if at <= now then return at end
+    end
+    -- Some of those ahead go now, then as many as fit at every reset.
+    local most, state = fitting(value, size), states:get(member)
+    local start = self:period(now)
+    local free = value - (state and _used(state[2], start) + state[3] or 0)
+    local here = min(most, max(0, floor(free / size + 1e-9)))
+    local reset = self:earliest(now, member, max(cost, most * size), value, now)
+    if reset <= now then
+      local _, stop = self:period(now)
+      reset = stop + self.slack
+    end
+    return reset + floor(max(0, ahead - here) / most) * ROUGHLY[self.per]
+  end
+
+  function Quota:pace(value)
+    return ROUGHLY[self.per] / value
+  end
+
   function Quota:charge(now, member, cost, value, at, lease)
     local state = states:get(member) or {'quota', {}, 0, 0}
     local used = {}
@@ -207,12 +233,21 @@ function makers.quota()
     if spent > 0 then self:charge(lost, member, spent, value, lost, NO_LEASE) end
   end
 
+  function Quota.rough_use(now, member, state)
+    local last = state[2][#state[2]]
+    return (last and state[4] > now and last[2] or 0) + state[3]
+  end
+
   function Quota:describe(now, member, value)
     local start, stop = self:period(now)
     local state = state_of(self, member)
     local used = state and _used(state[2], start) + state[3] or 0
     local free_in = self:earliest(now, member, min(1, value), value, now) - now
-    return usage_of(self, member, used, value, free_in, stop - now)
+    local to_come = 0
+    for _, period in ipairs(state and state[2] or {}) do
+      if period[1] >= stop then to_come = to_come + period[2] end
+    end
+    return usage_of(self, member, used, value, free_in, stop - now, nil, to_come)
   end
 
   return Quota

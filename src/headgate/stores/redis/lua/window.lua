@@ -2,7 +2,7 @@
 
 function makers.window()
   local Window = {kind = 'window', leased = false, confirmable = true, held = 4}
-  local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING = 0.25, 50, 1e-6
+  local WORTH_CONFIRMING, STEPS_AFTER_LOSS, ROUNDING, FAR = 0.25, 50, 1e-6, 20
 
   function Window:made(row)
     self.per, self.slack = row[9], row[10]
@@ -51,6 +51,25 @@ function makers.window()
     end
     -- What called tickets hold has no end of its own: it is taken or given back within a claim.
     return self:_stops(now, self.span)
+  end
+
+  function Window:after(now, member, cost, value, ahead, size)
+    -- Of asks that fill the window together each goes when the one as many before it stops counting.
+    local most = fitting(value, size)
+    local rounds = floor(ahead / most)
+    local rest = ahead - rounds * most
+    if rounds >= FAR then return now + rounds * self.span + floor(rest * self.span / most) end
+    local at = self:earliest(now, member, max(cost, min(value, rest * size + cost)), value, now)
+    return rounds > 0 and self:_stops(at, self.span) + (rounds - 1) * self.span or at
+  end
+
+  -- Whether so many are ahead that `after` is an estimate.
+  function Window:is_far(value, ahead, size)
+    return ahead >= FAR * fitting(value, size)
+  end
+
+  function Window:pace(value)
+    return self.span / value
   end
 
   local function _forget_hint(slots, at)
@@ -215,12 +234,24 @@ function makers.window()
       end
     end
 
+    function Window.rough_use(now, member, state)
+      return (state[5] > now and state[2] or 0) + state[4]
+    end
+
     function Window:describe(now, member, value)
       local state = state_of(self, member)
       if not state then return usage_of(self, member, 0, value, 0, 0) end
-      local total = self:_prune(now, member, value)
+      local total, promised = self:_prune(now, member, value)
       local free_in = self:earliest(now, member, min(1, value), value, now) - now
-      return usage_of(self, member, max(0, total + state[4]), value, free_in, total > 0 and state[5] - now or 0)
+      local to_come = 0
+      if promised then
+        local slots = self:_slots(member)
+        local found = slots:scan(now + self.span + 1) -- what stops then begins after now
+        slots:prefetch_pairs(found)
+        for _, pair in ipairs(found) do to_come = to_come + slots:get(pair[1]) end
+      end
+      local used = max(0, total + state[4] - to_come)
+      return usage_of(self, member, used, value, free_in, total > 0 and state[5] - now or 0, nil, to_come)
     end
 
     -- Whether all that counts is in the slots, or in the one that is being filled. The first is where it should be, unless

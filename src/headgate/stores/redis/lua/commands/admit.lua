@@ -1,6 +1,7 @@
 -- Asks: the port of commands/admit.py.
 
 local function grant(now, ask, plan, steps, at, id, holder, attempt)
+  if ask.looks then return false end -- see changes.p: nothing is charged
   local head = records.head
   local expires = ask.lease ~= 0 and now + ask.lease or 0
   local seq = head.seq
@@ -70,8 +71,19 @@ local function ticket_reply(now, ask, plan, id, holder, attempt, ticket)
     check_at = state.timer_at
     drop_own_wakes(id)
   end
-  return wait_of(max(now + 1, state.free_at), state.limit ~= '' and state.limit, min(ticket.place, head.tickets), check_at,
-    now, head.paused > now and 'paused' or '')
+  return wait_of(line.paced(max(now + 1, state.free_at), plan.steps, line.ahead_of(plan)), state.limit ~= '' and state.limit,
+    min(ticket.place, head.tickets), check_at, now, head.paused > now and 'paused' or 'line', 'estimate')
+end
+
+-- The reply to an ask that does not stand in line, and would have to.
+local function behind(now, plan, steps)
+  local line, paused = line_module(), records.head.paused
+  local state, ahead = line.line_state(), line.ahead_of(plan)
+  local at, last, timing = line.goes(now, plan, steps, ahead)
+  local reason = 'line'
+  if paused > now then reason, timing = 'paused', 'estimate' end
+  return wait_of(max(at, paused, state.free_at, now + 1), state.limit ~= '' and state.limit or last and last.base,
+    ahead.tickets + 1, nil, now, reason, timing)
 end
 
 -- The command that is being decided, whose ticket may be the next to be called.
@@ -108,7 +120,7 @@ local function refused_quietly(now, plan)
     end
   end
   local at, last = earliest_now(now, plan.steps)
-  return at > now and wait_of(at, last.base, 1, nil, now) or nil
+  return at > now and wait_of(at, last.base, 1, nil, now, '', last.limit.leased and 'earliest' or 'exact') or nil
 end
 
 function admit(now, ask, plan, id, holder, attempt)
@@ -116,7 +128,11 @@ function admit(now, ask, plan, id, holder, attempt)
     local reply = refused_quietly(now, plan)
     if reply then return reply end
   end
-  now = begin(now)
+  return decide_ask(begin(now), ask, plan, id, holder, attempt)
+end
+
+-- The rest of `admit`, once the time is known.
+function decide_ask(now, ask, plan, id, holder, attempt)
   local head = records.head
   local ticket = head.tickets > 0 and id ~= '' and line_module().find(id) or nil
   -- An attempt on record that stands in line has no permit, and is not over.
@@ -145,21 +161,20 @@ function admit(now, ask, plan, id, holder, attempt)
   if excessive then return refusal_of(excessive.base, too_large_text(excessive, plan), NEVER, now) end
   if plan.policy.waiting == 'promise' then return promise(now, ask, plan, steps, id, holder, attempt) end
   local at, last
+  if head.tickets > 0 and not ask.waits and line_module().is_behind(plan) then return behind(now, plan, steps) end
   if head.paused > now then
-    at = head.paused
-    check_kinds(steps)
+    at, last = earliest_now(now, steps)
+    if at <= head.paused then at, last = head.paused, nil end
   elseif head.tickets > 0 and line_module().is_behind(plan) then
     check_kinds(steps)
-    local state = line_module().line_state()
-    at = max(now + 1, state.free_at)
-    if not ask.waits then return wait_of(at, state.limit ~= '' and state.limit, head.tickets + 1, nil, now) end
   else
     at, last = earliest_now(now, steps)
     if at <= now then return grant(now, ask, plan, steps, now, id, holder, attempt) end
   end
   if not ask.waits then
     local reason = head.paused > now and not last and 'paused' or ''
-    return wait_of(at, last and last.base, head.tickets + 1, nil, now, reason)
+    return wait_of(at, last and last.base, head.tickets + 1, nil, now, reason,
+      last and last.limit.leased and 'earliest' or 'exact')
   end
   remember(plan.policy)
   local line = line_module()

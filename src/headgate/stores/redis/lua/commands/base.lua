@@ -7,17 +7,19 @@ local function whole(number)
   return number > NEVER and format('%.0f', number) or number
 end
 
-function wait_of(at, limit, position, check_at, now, reason)
-  return {'W', whole(at), limit or false, position, check_at or false, now, reason or ''}
+function wait_of(at, limit, position, check_at, now, reason, timing)
+  return {'W', whole(at), limit or false, position, check_at or false, now, reason or '', timing or 'exact'}
 end
 
 function refusal_of(limit, reason, at, now)
   return {'R', limit or false, reason, whole(at), now}
 end
 
--- Ended: a number, lost 1 and adapted 2; with its moment where the permit goes on.
+-- Ended: a number, 1 where the lease was lost; with the limits that moved where any did (its moment, where the permit goes on,
+-- is another reply: see `settle`).
 local function ended_of(lost, adapted)
-  return (lost and 1 or 0) + (adapted and 2 or 0)
+  local bit = lost and 1 or 0
+  return adapted[1] and {'A', bit, adapted} or bit
 end
 
 -- A member of `assumed` after a loss: the line is gone, so that no call holds anything any more.
@@ -100,29 +102,36 @@ function lose(now)
   head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
 end
 
--- The store's time, never backwards; and state that was lost is noticed here.
+-- State that was lost is noticed here. Returns whether it was.
+function notice(now)
+  local head = records.head
+  local seq = head.seq
+  local behind, torn = seq < records.seen, records.torn
+  if not (behind or torn) then return false end
+  local another = is_another(head.epoch, records.told)
+  records.torn = false
+  head.seq = max(seq, records.seen) + 1
+  if another and head.lost_before ~= 0 and not torn then
+    records.noticed_before = true
+  else
+    lose(now)
+    if another and not torn then
+      head.lost_before = tonumber(head.epoch:match('^%d+'))
+    elseif behind or head.epoch == '' then
+      head.epoch = new_epoch(now, head.seq, records.told)
+    end
+  end
+  if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
+  return true
+end
+
+-- The store's time, never backwards; and state that was lost is noticed.
 function begin(now)
   local head = records.head
   local seq = head.seq
   if now < head.now then now = head.now end
   head.now = now
-  local behind, torn = seq < records.seen, records.torn
-  if behind or torn then
-    local another = is_another(head.epoch, records.told)
-    records.torn = false
-    head.seq = max(seq, records.seen) + 1
-    if another and head.lost_before ~= 0 and not torn then
-      records.noticed_before = true
-    else
-      lose(now)
-      if another and not torn then
-        head.lost_before = tonumber(head.epoch:match('^%d+'))
-      elseif behind or head.epoch == '' then
-        head.epoch = new_epoch(now, head.seq, records.told)
-      end
-    end
-    if records.forgets_line then space('assumed'):set(NO_LINE, 1) end
-  else
+  if not notice(now) then
     head.seq = seq + 1
     if head.epoch == '' and seq % REAP_EVERY == 0 then
       head.epoch = is_epoch(records.told) and records.told or new_epoch(now, head.seq, records.told)
@@ -133,7 +142,7 @@ function begin(now)
 end
 
 -- The plan's steps with the values in force, and lost state made up for.
-local function steps_in_force(now, plan)
+function steps_in_force(now, plan)
   local head = records.head
   local steps = head.overrides > 0 and current(plan) or plan.steps
   local lost = head.lost

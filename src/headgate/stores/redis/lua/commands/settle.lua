@@ -20,12 +20,16 @@ local function endings()
 
   local function end_lease(now, steps, lost, end_, id, at)
     -- One that was lost on one limit (it was reset) may still hold a slot of another.
-    local adapted = false
+    local adapted = {}
     for _, step in ipairs(steps) do
       local limit = step.limit
       if limit.leased then
-        if limit.adaptive and not lost and limit:feedback(now, step.member, step.value, end_.outcome, at) then
-          adapted = true
+        if limit.adaptive and not lost then
+          local old, new = limit:feedback(now, step.member, step.value, end_.outcome, at)
+          if old then
+            local _, key = partition(step.member, '|')
+            adapted[#adapted + 1] = {step.base, key ~= '' and key or false, format('%.17g', old), format('%.17g', new)}
+          end
         end
         space('leases', step.member):delete(id)
       end
@@ -91,7 +95,7 @@ local function endings()
     local confirmed = end_.confirmed
     if confirmed == 0 and permit then confirmed = permit[8] or 0 end
     if fence ~= 0 and is_anothers(steps, id, fence) then return 1 end
-    local lost, adapted = false, false
+    local lost, adapted = false, {}
     if plan.lease ~= 0 then
       lost = not lives(now, steps, id)
       if outcome then adapted = end_lease(now, steps, lost, end_, id, at) end

@@ -99,8 +99,10 @@ function _enter(ticket)
     -- Of lanes that get ready at the same turn, the first to come goes first.
     _turn(ticket.tier, 0, INSTANT)
     _make_ready(lane, tag)
+    _entered(ticket, true)
     return false
   end
+  _entered(ticket, false)
   if row[2] ~= '' then
     if not space('due'):get(row[2]) then broken() end
     local _, first = queue:first()
@@ -128,6 +130,7 @@ function _leave(ticket)
   local was_first = first == ticket.id
   queue:delete(ticket.id)
   local row = space('lanes'):get(lane)
+  _left(ticket, not queue:first())
   if not queue:first() then
     _close(lane, ticket, row[1], row[2])
   elseif was_first and row[2] ~= '' then
@@ -147,6 +150,7 @@ local function _advance(lane, ticket)
   -- Time also moves by what each waiting ticket has got in the mean: a ticket that comes later stands behind those that
   -- were here, however many come.
   local turn = _turn(ticket.tier, tag, ticket.weight / max(1, records.head.tickets))
+  _left(ticket, not queue:first())
   if not queue:first() then
     _close(lane, ticket, tag + ticket.weight, '', turn)
   else

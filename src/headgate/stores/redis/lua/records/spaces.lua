@@ -76,6 +76,22 @@ end
 local GATES, SPACES, FEW = 16, 48, 16
 local kept, gates_kept, gate, spaces, used = {}, 0, nil, nil, nil
 
+-- A value that may be changed in place without changing the other.
+local function copied(value)
+  if type(value) ~= 'table' or value == GONE or value == AMONG_MANY then return value end
+  local made = {}
+  for key, part in next, value do made[key] = copied(part) end
+  return made
+end
+
+-- A space of `on_a_copy`: what this call has changed of it so far is what it begins with; all else is read.
+local function begin_copy(self, below)
+  if not (below.used and below.dirty) then return end
+  self.values, self.scores, self.touched = copied(below.values), copied(below.scores), copied(below.touched)
+  self.cleared, self.dirty, self.count, self.stored = below.cleared, true, below.count, below.stored
+  self.many, self.bereft, self.marks, self.checked = below.many, below.bereft, below.marks, below.checked
+end
+
 function space(kind, name)
   local named = spaces[kind]
   if not named then
@@ -92,6 +108,8 @@ function space(kind, name)
       CLASSES[kind] or class_of(kind))
     named[name] = found
     gate.size = gate.size + 1
+    local below = records.below and records.below[kind]
+    if below and below[name] then begin_copy(found, below[name]) end
   end
   if not found.used then
     found.used = true
@@ -279,6 +297,24 @@ function begin_records()
   states, permits = space('states'), space('permits')
 end
 
+-- Call a function of which nothing is kept: it reads the records as this call has left them so far, and changes a copy. A
+-- loss that it notices is told by the next command that decides.
+function on_a_copy(look, ...)
+  local its_records, its_gate, its_used, head = records, gate, used, {}
+  for field, value in next, records.head do head[field] = value end
+  records = {seen = records.seen, told = records.told, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = records.life,
+    noticed = records.noticed, torn = records.torn, states_there = records.states_there,
+    forgets_line = records.forgets_line, head = head, below = spaces}
+  gate, used = {size = 0, line = gate.line, spaces = {}}, {}
+  spaces = gate.spaces
+  states, permits = space('states'), space('permits')
+  local fine, reply = pcall(look, ...)
+  records, gate, used, spaces = its_records, its_gate, its_used, its_gate.spaces
+  states, permits = space('states'), space('permits')
+  if not fine then error(reply, 0) end
+  return reply
+end
+
 -- The line's keys have this number in their names: see LINE.
 function begin_line(number)
   if gate.line ~= number then
@@ -298,6 +334,9 @@ end
 -- The names of all spaces of a kind that is listed. Not for decisions.
 function names(kind)
   if kind == 'line' then return {''} end
+  for name, known in pairs(records.below and records.below[kind] or {}) do
+    if known.used and known.dirty then space(kind, name) end
+  end
   local listed = call('SMEMBERS', TAG .. ':names/' .. kind)
   local seen, found = {}, {}
   for _, name in ipairs(listed) do
