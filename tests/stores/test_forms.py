@@ -22,6 +22,7 @@ from headgate.kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from headgate.kernel.model import NEVER
@@ -51,6 +52,8 @@ ROWS: list[tuple[Command, list[Any]]] = [
     (Release(POLICY, "id-1", "unsent", 5, {"requests": 2}), ["r", 0, "id-1", "unsent", 5, {"requests": 2}]),
     (Cancel(POLICY, "id-1"), ["c", 0, "id-1"]),
     (Extend(POLICY, "id-1", 8), ["t", 0, "id-1", 8]),
+    (Stamp(POLICY, "id-1", PLAN, 7, 5), ["s", 0, "id-1", ASK, 7, 5]),
+    (Stamp(POLICY, "id-1"), ["s", 0, "id-1", None, 0, 0]),
     (
         Renew("g", (LEASE,), "s", ("t-1", "t-2")),
         ["n", "g", "s", ["t-1", "t-2"], [[*ASK, "id-1", 7, 30_000_000, 3, "me"]]],
@@ -67,6 +70,7 @@ SCRIPT: list[tuple[Command, list[Any]]] = [
     (Release(POLICY, "id-1", "ok", 5, {"requests": 2}), ["r", POLICY.fingerprint, "id-1", "ok", 5, (("requests", 2),)]),
     (Cancel(POLICY, "id-1"), ["c", POLICY.fingerprint, "id-1"]),
     (Extend(POLICY, "id-1", 8), ["l", POLICY.fingerprint, "id-1", 8]),
+    (Stamp(POLICY, "id-1"), ["s", POLICY.fingerprint, "id-1", None, 0, 0]),
     (Configure("g", "w", None), ["o", "w", None]),
     (Pause("g", 5, "why"), ["u", 5, "why"]),
     (Reset("g", None), ["x", None]),

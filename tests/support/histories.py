@@ -26,6 +26,7 @@ from headgate.kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from headgate.kernel.model import SECOND, Ended, Grant, Snapshot, Wait
@@ -148,6 +149,7 @@ ENDING = (
     st.tuples(st.just("confirm"), NUMBER),
     st.tuples(st.just("actual"), NUMBER, AMOUNT, st.none() | OUTCOME),
     st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
+    st.tuples(st.just("stamp"), NUMBER, st.booleans(), st.sampled_from([0, 0, 0, SECOND // 5, 2 * SECOND])),
     st.tuples(st.just("cancel"), NUMBER),
     st.tuples(st.just("beat"), SESSION),
     st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 60 * SECOND])),
@@ -182,6 +184,7 @@ def usual_deed(numbers: Random) -> tuple[Any, ...]:
             ("stand", some_ask(numbers), session),
             ("settle", number, numbers.choice(["ok", "unsent"]), 0),
             ("release", number, numbers.choice(["ok", "unsent"]), 0, None),
+            ("stamp", number, numbers.random() < 0.5, numbers.choice([0, 0, SECOND])),
             ("again", number),
             ("take", session),
             ("beat", session),
@@ -281,6 +284,11 @@ class History:
         if deed == "extend":
             ask = self._some(rest[0])
             return Extend(ask.plan.policy, ask.id, rest[1])
+        if deed == "stamp":
+            ask = self._some(rest[0])
+            # By its id alone, or as the permit's own process does, which knows when it was granted: not all is on record.
+            plan, at = (None, 0) if rest[1] else (ask.plan, self.at.get(ask.id, self.pair.clock()))
+            return Stamp(ask.plan.policy, ask.id, plan, at, rest[2])
         if deed == "take":
             mine = [ask for ask in self.standing.values() if ask.session == f"session-{rest[0]}"]
             return mine[0] if mine else self._some(rest[0])
@@ -381,6 +389,11 @@ class History:
                 self.standing[command.id] = command
             else:
                 self.standing.pop(command.id, None)
+        elif isinstance(command, Stamp) and command.plan is not None and not command.plan.lease:
+            if isinstance(reply, Wait):
+                self.at[command.id] = reply.at if self.promises else reply.now
+            elif isinstance(reply, Ended) and reply.at:
+                self.at[command.id] = reply.at
         elif isinstance(command, Settle) and isinstance(reply, Ended) and reply.at and command.actual is None:
             self.confirmed.setdefault(command.id, reply.at)
 
@@ -432,6 +445,7 @@ def told(command: Command) -> str:
             "value",
             "length",
             "limit",
+            "ago",
         ):
             if hasattr(command, what):
                 value = getattr(command, what)

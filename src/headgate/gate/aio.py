@@ -15,7 +15,8 @@ from ..stores.base import checked
 from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
-from .permit import ENDED, AsyncPermit, AsyncPlace, Terms
+from .permit import AsyncPermit, AsyncPlace, Terms
+from .stamping import ENDED, steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class AsyncGate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
-        begun = monotonic()
+        begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
@@ -252,16 +253,17 @@ class AsyncGate(BaseGate):
                     self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, terms, renew)
+                    return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = await self._drive(self._waiting(plan, name, terms, wait, first))
+            grant, due = await self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return await self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
-        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew)
+        # An id that a caller gave may have been granted long ago.
+        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
         permit.waited = monotonic() - begun
         return permit
 
@@ -271,11 +273,12 @@ class AsyncGate(BaseGate):
         holder = label_of(holder)
         terms = Terms(False, length, holder)
         id = self._new_id(plan) if length else ""
+        due = steady()
         try:
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
-        return self._permit_for(plan, reply, id, terms, renew) if reply.__class__ is Grant else reply
+        return self._permit_for(plan, reply, id, terms, renew, due=due) if reply.__class__ is Grant else reply
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
@@ -284,18 +287,21 @@ class AsyncGate(BaseGate):
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
         try:
-            grant, delay = await self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+            grant, delay, due = await self._drive(flows.reserve(plan, name, steady, remembered, None, self._max_delay))
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return await self.reserve(cost, key, priority, id)
-        permit: AsyncPermit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
+        due = due if id is None else None
+        permit: AsyncPermit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False, due=due)
         return AsyncPlace(permit, delay / SECOND)
 
-    async def _drive(self, flow: Flow) -> Any:
-        """Run a flow on the running event loop."""
+    async def _drive(self, flow: Flow, store: Store | None = None) -> Any:
+        """Run a flow on the running event loop; `store` is for a permit that may be of the local share."""
         import asyncio
 
-        store, keeper = self._store, self._keeper
+        if store is None:
+            store = self._store
+        keeper = self._keeper
         mailbox: asyncio.Queue[int | None] | None = None
         ticket = ""
         answer: Any = None
@@ -308,7 +314,10 @@ class AsyncGate(BaseGate):
                         if mailbox is None and getattr(effect.command, "waits", False):
                             ticket = effect.command.id  # type: ignore[attr-defined]
                             mailbox = self._mailbox(ticket)
-                        answer = await self._outage.guard_async(store, effect.command)
+                        if store is self._store:
+                            answer = await self._outage.guard_async(store, effect.command)
+                        else:
+                            answer = store.decide(effect.command)
                         sent = True
                     elif isinstance(effect, AwaitWake):
                         if mailbox is None:  # it stood in line before

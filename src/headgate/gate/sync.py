@@ -11,10 +11,11 @@ from ..kernel import flows
 from ..kernel.commands import Cancel, Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
 from ..kernel.model import SECOND, Grant, Wait
-from .base import ONE, BaseGate, ends
+from .base import ONE, BaseGate, decide, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import Permit, Place, Terms
+from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Gate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
-        begun = monotonic()
+        begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
@@ -149,16 +150,17 @@ class Gate(BaseGate):
                     self._cancel_unanswered(error, name)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, terms, renew)
+                    return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = self._drive(self._waiting(plan, name, terms, wait, first))
+            grant, due = self._drive(self._waiting(plan, name, terms, wait, first))
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
-        permit: Permit = self._permit_for(plan, grant, name, terms, renew)
+        # An id that a caller gave may have been granted long ago.
+        permit: Permit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
         permit.waited = monotonic() - begun
         return permit
 
@@ -169,18 +171,22 @@ class Gate(BaseGate):
         plan, name = self._reservable(cost, key, priority, id)
         remembered = id is not None or self._can.remote
         try:
-            grant, delay = self._drive(flows.reserve(plan, name, remembered, None, self._max_delay))
+            grant, delay, due = self._drive(flows.reserve(plan, name, steady, remembered, None, self._max_delay))
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return self.reserve(cost, key, priority, id)
-        permit: Permit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False)
+        due = due if id is None else None
+        permit: Permit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False, due=due)
         return Place(permit, delay / SECOND)
 
-    def _drive(self, flow: Flow) -> Any:
-        """Run a flow in this thread."""
+    def _drive(self, flow: Flow, store: Store | None = None) -> Any:
+        """Run a flow in this thread; `store` is for a permit that may be of the local share."""
         from queue import Empty
 
-        store, keeper = self._store, self._keeper
+        if store is None:
+            store = self._store
+        guard = self._outage.guard if store is self._store else decide
+        keeper = self._keeper
         mailbox: SimpleQueue[int | None] | None = None
         ticket = ""
         answer: Any = None
@@ -195,7 +201,7 @@ class Gate(BaseGate):
                             ticket = effect.command.id  # type: ignore[attr-defined]
                             mailbox = self._mailbox(ticket)
                         try:
-                            answer = self._outage.guard(store, effect.command)
+                            answer = guard(store, effect.command)
                         except IdConflict as error:
                             answer = error  # the id is another ask's: nothing of it may be undone
                         sent = True

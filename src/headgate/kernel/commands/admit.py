@@ -184,7 +184,7 @@ class Admit(Command):
         if not same(known.ref, self.plan.ref):
             return self._conflict()
         if self.plan.policy.waiting == "promise":
-            return Grant(known.at, 0, known.fence, known.worth_confirming, now)
+            return Grant(known.sent or known.at, 0, known.fence, known.worth_confirming, now)
         return Grant(known.at, known.ends if known.leased else 0, known.fence, known.worth_confirming, 0)
 
     def _conflict(self) -> IdConflict:
@@ -243,7 +243,7 @@ class Admit(Command):
 class Stand(Admit):
     """Ask for a permit in all generality: stand in line for it, go by an id that is remembered, take a promise."""
 
-    __slots__ = ("fresh", "latest", "remembered", "session", "waits")
+    __slots__ = ("asked", "fresh", "latest", "remembered", "session", "waits")
     plain = False
 
     def __init__(
@@ -270,6 +270,8 @@ class Stand(Admit):
         self.latest = latest
         #: The id was made for this very command, so no other command has asked under it: its caller says so.
         self.fresh = False
+        #: When it was sent by the caller's own clock, where that was before the caller asked; 0: it was not.
+        self.asked = 0
 
     def apply(self, now: int, records: Records) -> Decision | Exception:
         if records.head.quiet and (grant := self._at_once(now, records)) is not None:

@@ -1,6 +1,6 @@
 """PURE. Permits on record and the rows of leases: as named records here, as tuples in a store.
 
-A stored tuple ends with the time of the confirmation only where there was one, so most are one number shorter.
+A stored tuple ends with the times of the confirmation and of the sent stamp only where there was one, so most are shorter.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         worth_confirming: bool
         #: When it was confirmed; 0 if it was not.
         confirmed: int
+        #: From when on it is charged since its sent stamp; 0 where that is its grant.
+        sent: int
 
     class LeaseRow(NamedTuple):
         """What is kept of a lease under its id, with each limit of slots."""
@@ -40,9 +42,11 @@ if TYPE_CHECKING:
         holder: str | None
         #: When its permit was confirmed; 0 if it was not.
         confirmed: int
+        #: From when on its permit is charged since its sent stamp; 0 where that is its grant.
+        sent: int
 else:
-    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed")
-    LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed")
+    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed sent")
+    LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed sent")
 
 #: A record from its parts: naming them takes longer.
 _new = tuple.__new__
@@ -54,32 +58,33 @@ REMEMBER = 60 * SECOND
 #: new ask: to answer it with the old permit would let it pass uncharged.
 TAKEN_BACK = 2
 
-#: How many parts the stored tuple of a permit and of a lease has that was not confirmed.
+#: How many parts the stored tuple of a permit and of a lease has that was neither confirmed nor stamped.
 UNCONFIRMED_PERMIT, UNCONFIRMED_LEASE = 7, 4
+
+#: By how many parts a stored tuple is short of the record: what stands there then.
+_MISSING = ((), (0,), (0, 0))
 
 
 def read_permit(stored: Any) -> PermitRecord:
-    return _new(PermitRecord, stored if len(stored) > UNCONFIRMED_PERMIT else (*stored, 0))
+    return _new(PermitRecord, (*stored, *_MISSING[UNCONFIRMED_PERMIT + 2 - len(stored)]))
 
 
 def read_lease(stored: Any) -> LeaseRow:
-    return _new(LeaseRow, stored if len(stored) > UNCONFIRMED_LEASE else (*stored, 0))
+    return _new(LeaseRow, (*stored, *_MISSING[UNCONFIRMED_LEASE + 2 - len(stored)]))
 
 
 def stored_permit(permit: PermitRecord) -> tuple[Any, ...]:
-    return tuple(permit) if permit.confirmed else tuple(permit[:UNCONFIRMED_PERMIT])
+    return tuple(permit[: UNCONFIRMED_PERMIT + (2 if permit.sent else 1 if permit.confirmed else 0)])
 
 
 def stored_lease(row: LeaseRow) -> tuple[Any, ...]:
-    return tuple(row) if row.confirmed else tuple(row[:UNCONFIRMED_LEASE])
+    return tuple(row[: UNCONFIRMED_LEASE + (2 if row.sent else 1 if row.confirmed else 0)])
 
 
 def permit_of(records: Records, id: str) -> PermitRecord | None:
     """The permit on record under an id."""
     stored = records.space("permits").get(id)
-    if stored is None:
-        return None
-    return _new(PermitRecord, stored if len(stored) > UNCONFIRMED_PERMIT else (*stored, 0))  # `read_permit`
+    return None if stored is None else read_permit(stored)
 
 
 def put_permit(permits: Space, id: str, ref: Ref, at: int, expires: int, fence: int, worth: bool) -> None:
@@ -89,8 +94,8 @@ def put_permit(permits: Space, id: str, ref: Ref, at: int, expires: int, fence: 
 
 
 def end_permit(permits: Space, id: str, permit: PermitRecord, now: int, ended: int) -> None:
-    """A permit on record has ended: it stays for REMEMBER, without the time of its confirmation."""
-    ref, at, _, fence, leased, _, worth, _ = permit
+    """A permit on record has ended: it stays for REMEMBER, without the times of its confirmation and its stamp."""
+    ref, at, _, fence, leased, _, worth, _, _ = permit
     permits.put(id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
 
 

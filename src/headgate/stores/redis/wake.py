@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, monotonic_ns
 
 from ...kernel.model import Wake
 from ..remote.jobs import AnswerTimeout, ConnectionLost
@@ -59,9 +59,9 @@ class EarlyTakes:
         self._requests = requests
         self._sender = sender
         self._lock = threading.Lock()
-        #: Asks that stand in line, by ticket; and the connections that will bring the replies of those that were sent.
+        #: Asks that stand in line, by ticket; of those that were sent the connection that will bring the reply, and when.
         self._asks: dict[str, EncodedAsk] = {}
-        self._sent: dict[str, RedisConnection] = {}
+        self._sent: dict[str, tuple[RedisConnection, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `send`
@@ -79,28 +79,31 @@ class EarlyTakes:
             if encoded is None or connection is None:
                 return
             try:
+                asked = monotonic_ns() // 1000
                 connection.send_packed(self._requests.complete(encoded))
             except (ConnectionLost, AnswerTimeout):
                 connection.close()
             else:
-                self._sent[ticket] = connection
+                self._sent[ticket] = (connection, asked)
 
     def reply_to(self, ask: Stand) -> Any:
         """The reply to an ask that was sent; NO_REPLY where it was not."""
-        connection = self._pop(ask.id)
-        return NO_REPLY if connection is None else self._sender.reply_to(ask.gate, ask, connection, sent=True)
+        if (sent := self._pop(ask.id)) is None:
+            return NO_REPLY
+        connection, ask.asked = sent
+        return self._sender.reply_to(ask.gate, ask, connection, sent=True)
 
     def forget(self, ticket: str) -> None:
         """Its waiter has gone. An ask that was sent has been decided when this returns."""
-        connection = self._pop(ticket)
-        if connection is not None:
+        if (sent := self._pop(ticket)) is not None:
+            connection, _ = sent
             try:
                 connection.read()
                 self._sender.keep(connection)
             except (ErrorReply, ConnectionLost, AnswerTimeout):
                 connection.close()
 
-    def _pop(self, ticket: str) -> RedisConnection | None:
+    def _pop(self, ticket: str) -> tuple[RedisConnection, int] | None:
         if not (ticket in self._asks or self._lock.locked() or ticket in self._sent):
             return None
         with self._lock:
@@ -109,7 +112,7 @@ class EarlyTakes:
 
     def close(self) -> None:
         with self._lock:
-            for connection in self._sent.values():
+            for connection, _ in self._sent.values():
                 connection.close()
             self._asks.clear()
             self._sent.clear()

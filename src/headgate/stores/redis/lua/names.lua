@@ -24,6 +24,6 @@ local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, curren
 local earliest, earliest_now, blocked_by, charge, hold, let_go
 -- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
-local is_another, compare
+local is_another, compare, lost_before, stamp
 -- batch.lua
 local admit_many

@@ -80,6 +80,12 @@ local function new_epoch(now, seq, told)
   return format('%.0f.%.0f.%s', now, seq, told:match('[^.]*$'))
 end
 
+-- A lease that is missing and was granted before this moment went with lost state: its holder has not lost it.
+function lost_before()
+  local head = records.head
+  return (head.lost ~= 0 or is_another(head.epoch, records.told)) and head.lost_before or 0
+end
+
 -- Whether the head has lost state, by what the caller was told before. `begin` notices it then.
 function compare(seen, told)
   local head = records.head

@@ -3,9 +3,11 @@
 --
 -- Made when the first of a call is to be ended.
 
+local lives, charged_at, lease_row
+
 local function endings()
-  -- Whether the lease is still ours: it is in the set, and has not expired unseen.
-  local function lives(now, steps, id)
+  -- Whether the lease is still its holder's: it is in the set, and has not expired unseen.
+  function lives(now, steps, id)
     local alive = true
     for _, step in ipairs(steps) do
       if step.limit.leased then
@@ -16,6 +18,19 @@ local function endings()
       end
     end
     return alive
+  end
+
+  -- From when on a permit is charged that was granted at `at`: its sent stamp may have moved that.
+  function charged_at(steps, permit, id, at)
+    local sent = permit and permit[9]
+    for _, step in ipairs(not permit and steps or {}) do
+      local row = step.limit.leased and space('leases', step.member):get(id)
+      if row then
+        sent = row[6]
+        break
+      end
+    end
+    return sent and sent ~= 0 and sent or at
   end
 
   local function end_lease(now, steps, lost, end_, id, at)
@@ -63,11 +78,11 @@ local function endings()
       if step.limit.leased then
         local leases = space('leases', step.member)
         local row = leases:get(id)
-        leases:set(id, {row[1], row[2], row[3], row[4], now})
+        leases:set(id, {row[1], row[2], row[3], row[4], now, row[6]})
       end
     end
     if permit then
-      permits:set(id, {permit[1], permit[2], permit[3], permit[4], permit[5], permit[6], permit[7], now})
+      permits:set(id, {permit[1], permit[2], permit[3], permit[4], permit[5], permit[6], permit[7], now, permit[9]})
     end
   end
 
@@ -80,12 +95,15 @@ local function endings()
     -- A confirmation that is repeated, since its reply was lost, must not shorten what another permit was charged.
     local confirmed = end_.confirmed
     if confirmed == 0 and permit then confirmed = permit[8] or 0 end
-    local lost, adapted = false, false
+    local lost, adapted, charged = false, false, at
     if plan.lease ~= 0 then
       lost = not lives(now, steps, id)
+      charged = charged_at(steps, permit, id, at)
       if outcome then adapted = end_lease(now, steps, lost, end_, id, at) end
+    elseif permit then
+      charged = charged_at(steps, permit, id, at)
     end
-    amounts(now, steps, lost, end_, at, confirmed)
+    amounts(now, steps, lost, end_, charged, confirmed)
     local only_confirmed = not outcome and not end_.actual
     if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
     if outcome and permit then
@@ -106,9 +124,9 @@ local function endings()
     return ended_of(lost, adapted)
   end
 
-  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was. An id made by a gate has its
-  -- key after a `~`.
-  local function lease_row(policy, id)
+  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed and stamped if it was. An id made by a gate
+  -- has its key after a `~`.
+  function lease_row(policy, id)
     local _, key_text = partition(id, '~')
     local key = {}
     for part in key_text:gmatch('[^,]+') do
@@ -134,7 +152,7 @@ local function endings()
       return 1
     end
     local plan = recall(permit[1], policy)
-    local confirmed = (#permit == 5 or #permit == 8) and permit[#permit] or 0
+    local confirmed = #permit < 7 and permit[5] or permit[8] or 0
     local end_ = {outcome = outcome, remembered = true, retry_after = retry_after, actual = actual, confirmed = confirmed,
       worth = true}
     return settle(now, end_, plan, id, permit[2])
