@@ -30,6 +30,69 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "id-hands-out-what-has-ended",
+        "kernel/commands/permits.py",
+        "return not permit.ended and (not permit.leased or permit.ends > now)",
+        "return True",
+        "an id whose permit has ended is a new admission",
+    ),
+    Mutant(
+        "id-hands-out-an-expired-lease",
+        "kernel/commands/permits.py",
+        "return not permit.ended and (not permit.leased or permit.ends > now)",
+        "return not permit.ended",
+        "an id whose lease has expired is a new admission",
+    ),
+    Mutant(
+        "late-request-is-admitted",
+        "kernel/commands/admit.py",
+        "return attempt_over(self.gate, id) if not attempt or attempt in known.attempts.split() else None",
+        "return attempt_over(self.gate, id) if not attempt else None",
+        "a request that arrives again after its permit ended admits nothing",
+    ),
+    Mutant(
+        "late-request-after-another-permit-is-admitted",
+        "kernel/commands/admit.py",
+        "                bury_attempts(records, self.id)\n",
+        "                pass\n",
+        "a request that arrives again after another permit took the place of its own admits nothing",
+    ),
+    Mutant(
+        "overtaking-cancel-is-forgotten",
+        "kernel/commands/settle.py",
+        "        if not self.answered:\n            bury(",
+        "        if False:\n            bury(",
+        "a cancel that overtakes its ask wins",
+    ),
+    Mutant(
+        "cancel-takes-from-others",
+        "kernel/commands/settle.py",
+        "else alive and permit.attempts == attempt:",
+        "else alive:",
+        "a cancel takes nothing from another ask under the same id",
+    ),
+    Mutant(
+        "cancel-removes-anothers-ticket",
+        "kernel/commands/settle.py",
+        "if ticket is not None and ticket.attempt == attempt:",
+        "if ticket is not None:",
+        "a cancel leaves the ticket of a later ask under the same id",
+    ),
+    Mutant(
+        "late-end-ends-another-permit",
+        "kernel/commands/settle.py",
+        "if permit.ended or (self.fence and permit.fence != self.fence):",
+        "if permit.ended:",
+        "a late release ends no other permit under the same id",
+    ),
+    Mutant(
+        "late-renewal-takes-another-lease",
+        "kernel/commands/renew.py",
+        "if permit is not None and (permit.ended or permit.fence != fence):",
+        "if permit is not None and permit.ended:",
+        "a late renewal takes no other permit's lease",
+    ),
+    Mutant(
         "window-without-slack",
         "kernel/limits/window.py",
         "self.span = -(-(self.per + self.slack) // self.grid) * self.grid",
@@ -180,8 +243,8 @@ MUTANTS = [
     Mutant(
         "expired-lease-renews",
         "kernel/commands/renew.py",
-        "if leases.get(id) is None and not at < before:",
-        "if False:",
+        "if not at < before if row is None else read_lease(row).fence != fence:",
+        "if row is not None and read_lease(row).fence != fence:",
         "a late renewal of an expired lease changes nothing, and says so",
     ),
     Mutant(
@@ -215,8 +278,8 @@ MUTANTS = [
     Mutant(
         "id-forgotten",
         "kernel/commands/admit.py",
-        "if self.remembered and (known := permit_of(records, self.id)) is not None:",
-        "if False and (known := permit_of(records, self.id)) is not None:",
+        "if self.remembered and (reply := self._known(now, records)) is not None:",
+        "if False and (reply := self._known(now, records)) is not None:",
         "the same ask id twice is one admission",
     ),
     Mutant(
@@ -317,6 +380,84 @@ MUTANTS = [
         "asker.take(records, now, steps)",
         "whoever takes what it asked for has no ticket any more",
     ),
+    Mutant(
+        "bury-all-at-once",
+        "kernel/line.py",
+        "        if len(ids) > left:\n",
+        "        if len(ids) > left:\n            for _, id in list(records.session_tickets[session].scan()):\n"
+        "                remove(records, now, _ticket(records, id))\n            continue\n        if False:\n",
+        "a dead crowd holds up no other command: so many of it leave at a time",
+    ),
+    Mutant(
+        "bury-some-and-call-the-rest",
+        "kernel/line.py",
+        "    if not done:\n",
+        "    if False:\n",
+        "no call is made to the dead",
+    ),
+    Mutant(
+        "bury-and-forget-the-rest",
+        "kernel/line.py",
+        '[(now, "", _any_waiting(records))], ((0, 0),), ("sessions",))',
+        '[(now + 3600 * SECOND, "", _any_waiting(records))], ((0, 0),), ())',
+        "the rest of a dead crowd leaves by the next commands",
+    ),
+    Mutant(
+        "bury-in-silence",
+        "kernel/line.py",
+        "        if ids:\n            # Should it live",
+        "        if False:\n            # Should it live",
+        "a process that was taken for dead and lives is told",
+    ),
+    Mutant(
+        "heartbeat-serves-no-line",
+        "kernel/commands/renew.py",
+        "            if woke or now >= line.line_state(records).timer_at:",
+        "            if woke or (self.tickets and now >= line.line_state(records).timer_at):",
+        "a heartbeat without tickets serves the line",
+    ),
+    Mutant(
+        "kinds-unchecked-behind-the-line",
+        "kernel/commands/admit.py",
+        "            check_kinds(records, steps)\n            if not self.waits:",
+        "            if not self.waits:",
+        "an ask of another kind is refused at once, also behind others",
+    ),
+    Mutant(
+        "kinds-unchecked-in-a-pause",
+        "kernel/commands/admit.py",
+        "            at = paused\n            check_kinds(records, steps)\n",
+        "            at = paused\n",
+        "an ask of another kind is refused at once, also in a pause",
+    ),
+    Mutant(
+        "kinds-unchecked-at-a-call",
+        "kernel/commands/admit.py",
+        "            check_kinds(records, steps)  # another version",
+        "            # another version",
+        "a call is not taken with another kind",
+    ),
+    Mutant(
+        "kinds-fail-everybody",
+        "kernel/line.py",
+        "        except KindChanged:  # since it came",
+        "        except ZeroDivisionError:  # since it came",
+        "a ticket that has become another kind fails nobody else",
+    ),
+    Mutant(
+        "kinds-wake-nobody",
+        "kernel/line.py",
+        "    records.wakes.append(Wake(ticket.session, ticket.id))\n    return line_state(records)",
+        "    return line_state(records)",
+        "the waiter of a ticket that has become impossible is told",
+    ),
+    Mutant(
+        "kinds-settled-late",
+        "kernel/commands/settle.py",
+        "if limit.leased or is_another_kind(records, step):",
+        "if limit.leased:",
+        "what is settled late changes nothing for another kind",
+    ),
 ]
 
 #: Bugs in the script that decides on a Redis server: name, file, what is replaced, and by what. Each breaks the same claim.
@@ -336,8 +477,24 @@ SCRIPT = [
     ("keeps-no-line-state", "line/state", "if state_changed then\n", "if false then\n"),
     ("takes-back-no-call-at-a-reset", "changes", "if head.tickets > 0 then line_module().take_back(now) end", ""),
     ("counts-a-hold-as-nothing", "plan", "hold(now, step.member, step.cost, lease)", "hold(now, step.member, 0, lease)"),
-    ("remembers-no-id", "commands/admit", "elseif known[6] ~= TAKEN_BACK then", "elseif false then"),
+    ("remembers-no-id", "commands/admit", "if permit_lives(known, now) then return again", "if false then return again"),
+    ("hands-out-what-has-ended", "commands/base", "return not permit[6] and (not permit[5] or permit[3] > now)",
+     "return true"),
+    ("forgets-what-was-cancelled", "commands/settle", "      if not answered then bury(name, now) end\n      return 0",
+     "      return 0"),
+    ("forgets-a-cancel-that-was-first", "commands/settle",
+     "if not permit and reply % 2 == 1 and not answered then bury(name, records.head.now) end", ""),
+    ("cancels-for-all", "commands/settle", "or alive and attempts == attempt then", "or alive then"),
+    ("ends-what-is-anothers", "commands/settle", "fence ~= 0 and permit[4] ~= fence", "false"),
+    ("admits-late-ones-after-another", "commands/admit", "      bury_attempts(id)\n", ""),
     ("charges-no-asker", "line/serving", "asker.take(steps)\n", "asker.has_taken, asker.reply = true, {now, 0, 0, 0, 1}\n"),
+    ("buries-more-at-once", "line/serving", "for at = 1, min(left, #found) do", "for at = 1, #found do"),
+    ("calls-the-dead", "line/serving", "if not _bury(now) then", "if not _bury(now) and false then"),
+    ("buries-in-silence", "line/serving", "    if found[1] then\n", "    if false then\n"),
+    ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n    local state", "    local state"),
+    ("fails-all-for-another-kind", "line/serving", "elseif not member and any_of_another_kind(steps) then",
+     "elseif false then"),
+    ("settles-another-kind", "commands/settle", "if limit.leased or is_another_kind(step) then", "if limit.leased then"),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(f"script-{name}", f"stores/redis/lua/{file}.lua", was, becomes, "the script decides as the core does")
@@ -349,7 +506,7 @@ TESTS = [
     "tests/testing/test_store_suite.py",
     *(
         f"tests/kernel/test_{topic}.py"
-        for topic in ("serving", "line", "promises", "endings", "adaptive", "calendar", "loss", "limits")
+        for topic in ("ids", "serving", "line", "promises", "endings", "adaptive", "calendar", "loss", "limits")
     ),
     *(f"tests/gate/test_{topic}.py" for topic in ("gate", "inspection", "permit", "bad_input")),
 ]

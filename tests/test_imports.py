@@ -20,6 +20,7 @@ SOURCE = ROOT / "src" / "headgate"
 # From low to high: a part imports its own layer and lower ones.
 LAYERS = (
     ("errors", "duration", "clock", "extras"),
+    ("background",),
     ("sqlite_file", "aws"),
     ("kernel",),
     ("sinks",),
@@ -33,7 +34,7 @@ LAYERS = (
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Stores stand beside the layers: they know the kernel and its values, and are known from the configuration upwards.
-STORES_MAY_IMPORT = {"errors", "duration", "clock", "extras", "sqlite_file", "aws", "kernel", "stores"}
+STORES_MAY_IMPORT = {"errors", "duration", "clock", "background", "extras", "sqlite_file", "aws", "kernel", "stores"}
 LEVEL["stores"] = LEVEL["kernel"]
 
 # Names that were documented before their modules moved.

@@ -134,5 +134,12 @@ class IdConflict(HeadgateError):
     """A different ask was made under an id that is still remembered; the first ask stands, this one charged nothing."""
 
 
+class AttemptOver(HeadgateError):
+    """A request arrived, perhaps late or a second time, whose ask had ended or was cancelled: it was not admitted again.
+
+    Gates ask anew by themselves. A client of the guard that sends an `attempt` of its own makes a new one to ask again.
+    """
+
+
 class LeaseLost(HeadgateError):
     """The lease expired, or was released by its id, before its holder let go: the slot may be another's now."""

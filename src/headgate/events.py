@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .background import is_ending
 from .errors import InvalidInput
 
 TYPE_CHECKING = False
@@ -94,6 +95,8 @@ def sinks_on() -> dict[str, Sink]:
 
 
 def emit(kind: str, gate: str, **facts: Any) -> None:
+    if is_ending():
+        return  # a thread that is frozen may hold a lock of a sink or of its log
     event = Event(kind, gate, facts)
     for sink in [*_sinks, *sinks_on().values()]:
         try:

@@ -347,7 +347,7 @@ def test_a_duration_that_makes_no_sense_is_refused(per: Any) -> None:
     [
         ({"limits": []}, "at least one"),
         ({"limits": slots(1)}, "list of limits"),
-        ({"limits": None}, "list of limits"),
+        ({"limits": None}, "has no limits; give it some"),
         ({"limits": 5}, "list of limits"),
         ({"limits": "slots"}, "not a limit"),
         ({"limits": [5]}, "not a limit"),

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Gate, Window
-from headgate.kernel.commands import Cancel, Renew, Settle, Stand
+from headgate.kernel import line
+from headgate.kernel.commands import Admit, Cancel, Renew, Settle, Stand
 from headgate.kernel.model import Grant, Wait
+from headgate.kernel.plan import Policy
 from headgate.stores.memory import MemoryStore
 from headgate.testing import FakeClock
 from tests.kernel.test_limits import MS, S, bucket, slots, window
@@ -557,3 +559,55 @@ def test_after_a_long_pause_no_more_are_called_than_there_is_room_for(made: Any,
     assert len(called) == (9 if limit.leased or limit.kind == "bucket" else 10)
     assert all(fleet.stand(id) for id in called)
     assert fleet.gate.usage().limits[0].used == (10 if limit.leased else len(called))
+
+
+def test_so_many_of_a_dead_crowd_leave_at_a_time_and_none_of_them_is_called() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    policy = Policy("g", [Concurrency(1, lease="1h", name="c")])
+    plan = policy.plan()
+
+    def stand(id: str, session: str) -> Any:
+        return store.decide(Stand(plan, id, None, plan.lease, waits=True, session=session))
+
+    held = stand("held", "holder")
+    for number in range(1200):
+        stand(f"dead-{number}", "dead")
+    stand("alive", "alive")
+    records = store._gates["g"]
+    woken: list[int | None] = []
+    store.listen("dead-1199", woken.append)
+    clock.advance("6s")
+    store.decide(Renew("g", (), "alive", ("alive",)))
+    clock.advance("5s")
+    store.decide(Settle(plan, held.at, "held", "ok"))
+    assert (len(records.tickets), len(records.calls)) == (1201 - line.BURIED, 0)
+    assert isinstance(store.decide(Admit(plan, "other", None, plan.lease)), Wait)  # not before those who are alive
+    assert (len(records.tickets), len(records.calls)) == (1201 - 2 * line.BURIED, 0)
+    assert line.line_state(records).timer == "alive"
+    assert woken == []
+    store.decide(Renew("g"))
+    assert (len(records.tickets), [id for _, id in records.calls.scan()]) == (1, ["alive"])
+    assert woken == [None]  # should it live after all: it asks again
+    assert isinstance(stand("alive", "alive"), Grant)
+
+
+def test_a_process_that_is_heard_of_while_its_tickets_leave_keeps_those_that_are_left() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    policy = Policy("g", [Concurrency(1, lease="1h", name="c")])
+    plan = policy.plan()
+
+    def stand(id: str) -> Any:
+        return store.decide(Stand(plan, id, None, plan.lease, waits=True, session="slow"))
+
+    held = stand("held")
+    for number in range(line.BURIED + 2):
+        stand(f"slow-{number}")
+    clock.advance("11s")
+    store.decide(Renew("g"))
+    pulse = store.decide(Renew("g", (), "slow", ("slow-0", f"slow-{line.BURIED}")))
+    assert pulse.unknown == ("slow-0",)
+    store.decide(Settle(plan, held.at, "held", "ok"))
+    assert isinstance(stand(f"slow-{line.BURIED}"), Grant)
+    assert isinstance(stand(f"slow-{line.BURIED + 1}"), Wait)

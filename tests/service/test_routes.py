@@ -232,6 +232,44 @@ def test_the_same_ask_under_the_same_id_is_one_admission(client: Client) -> None
     assert client.release("adobe:job-1").json["released"] is True
 
 
+def test_an_id_is_a_new_ask_after_its_end_and_an_attempt_is_admitted_once(client: Client) -> None:
+    def used() -> float:
+        return float(
+            next(one["used"] for one in client.get("/v1/gates/adobe").json["limits"] if one["name"] == "in_flight")
+        )
+
+    for number in range(4):  # the later ones are answered as they are read
+        id = f"message-{number}"
+        first = client.acquire("adobe", id=id, attempt="1")
+        assert first.status == 200
+        for same in ({"attempt": "1"}, {"attempt": "2"}, {}):
+            assert client.acquire("adobe", id=id, **same).json["fence"] == first.json["fence"]
+        assert client.release(first.json["id"]).json["released"] is True
+        for _ in range(2):
+            late = client.acquire("adobe", id=id, attempt="1")
+            assert (late.status, late.kind) == (409, "attempt-over")
+        assert used() == 0
+        again = client.acquire("adobe", id=id)
+        assert (again.status, again.json["fence"] > first.json["fence"], used()) == (200, True, 1)
+        command = {"do": "acquire", "gate": "adobe", "id": id, "attempt": "2"}
+        assert client.post("/v1/batch", {"commands": [command]}).json["replies"][0]["status"] == 409
+        assert client.release(again.json["id"]).json["released"] is True
+        assert used() == 0
+
+
+def test_a_promise_under_an_id_is_a_new_one_after_it_was_given_back(client: Client) -> None:
+    ask = {"cost": {"pu": 1}, "id": "tile-1", "attempt": "1"}
+    first = client.post("/v1/gates/sentinel/reserve", ask)
+    assert first.status == 200
+    assert client.post("/v1/gates/sentinel/reserve", ask).json["id"] == first.json["id"]
+    assert client.release(first.json["id"], outcome="unsent").json["released"] is True
+    late = client.post("/v1/gates/sentinel/reserve", ask)
+    assert (late.status, late.kind) == (409, "attempt-over")
+    again = client.post("/v1/gates/sentinel/reserve", {**ask, "attempt": "2"})
+    assert again.status == 200
+    assert client.release(again.json["id"], outcome="unsent").json["released"] is True
+
+
 def test_a_cost_that_can_never_fit_is_denied_at_once_and_not_to_be_tried_again(client: Client) -> None:
     refused = client.acquire("few", cost=3, wait=5)
     assert (refused.status, refused.kind) == (422, "never-fits")
@@ -393,9 +431,13 @@ def test_the_process_is_alive_and_ready_and_describes_itself(client: Client) -> 
     assert document["openapi"] == "3.1.0"
     page = client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "script-src" not in page.headers["content-security-policy"]
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert b"<script" not in page.raw
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy, "no script but the guard's own files"
+    assert "require-trusted-types-for 'script'" in policy
+    assert (
+        page.raw.count(b"<script") == page.raw.count(b'<script src="/dashboard/docs.js" type="module"></script>') == 1
+    )
     assert b"/v1/gates/{gate}/acquire" in page.raw
     head = client("HEAD", "/livez")
     assert (head.status, head.raw) == (200, b"")
@@ -462,11 +504,14 @@ WRONG_BODIES: dict[str, tuple[str, Any, str]] = {
     "an id that is empty": (ACQUIRE, {"id": ""}, "id"),
     "an id that is too long": (ACQUIRE, {"id": "x" * 101}, "id"),
     "an id that is null": (ACQUIRE, {"id": None}, "id"),
+    "an attempt with a space": (ACQUIRE, {"id": "a", "attempt": "a b"}, "attempt"),
+    "an attempt without an id": (ACQUIRE, {"attempt": "a"}, "attempt"),
     "an outcome that there is not": (RELEASE, {"outcome": "fine"}, "outcome"),
     "a retry_after below nought": (RELEASE, {"retry_after": -1}, "retry_after"),
     "a settled cost below nought": (RELEASE, {"cost": -1}, "cost"),
     "a settled cost in another unit": (RELEASE, {"cost": {"pu": 1}}, "pu"),
-    "a pause without a length": ("/v1/gates/few/pause", {}, "seconds"),
+    "a pause of no length": ("/v1/gates/few/pause", {"seconds": 0}, "seconds"),
+    "a pause whose length is null": ("/v1/gates/few/pause", {"seconds": None}, "seconds"),
     "a reset of a limit that there is not": ("/v1/gates/few/reset", {"limit": "rpm"}, "rpm"),
     "a resume with something in it": ("/v1/gates/few/resume", {"now": True}, "now"),
     "a renewal where nothing is leased": ("/v1/permits/few:x/renew", {}, "lease"),

@@ -45,15 +45,21 @@ ROWS: list[tuple[Command, list[Any]]] = [
         ["a", *ASK, "id-1", "me", 30_000_000, 3, "s", 9],
     ),
     (
+        Stand(PLAN, "id-1", "me", 30_000_000, remembered=True, attempt="a-1"),
+        ["a", *ASK, "id-1", "me", 30_000_000, 2, "", NEVER, "a-1"],
+    ),
+    (Settle(PLAN, 7, "id-1", "ok", fence=8), ["e", *ASK, 7, "id-1", "ok", True, 0, None, 0, True, 8]),
+    (
         Settle(PLAN, 7, "id-1", "ok", True, 5, {"requests": 2}, 6, False),
         ["e", *ASK, 7, "id-1", "ok", True, 5, {"requests": 2}, 6, False],
     ),
     (Settle(PLAN, 7, "", None, False), ["e", *ASK, 7, "", None, False, 0, None, 0, True]),
     (Release(POLICY, "id-1", "unsent", 5, {"requests": 2}), ["r", 0, "id-1", "unsent", 5, {"requests": 2}]),
     (Cancel(POLICY, "id-1"), ["c", 0, "id-1"]),
+    (Cancel(POLICY, "id-1", "a-1", True), ["c", 0, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["t", 0, "id-1", 8]),
-    (Stamp(POLICY, "id-1", PLAN, 7, 5), ["s", 0, "id-1", ASK, 7, 5]),
-    (Stamp(POLICY, "id-1"), ["s", 0, "id-1", None, 0, 0]),
+    (Stamp(POLICY, "id-1", PLAN, 7, 5, 3), ["s", 0, "id-1", ASK, 7, 5, 3]),
+    (Stamp(POLICY, "id-1"), ["s", 0, "id-1", None, 0, 0, 0]),
     (
         Renew("g", (LEASE,), "s", ("t-1", "t-2")),
         ["n", "g", "s", ["t-1", "t-2"], [[*ASK, "id-1", 7, 30_000_000, 3, "me"]]],
@@ -68,9 +74,10 @@ ROWS: list[tuple[Command, list[Any]]] = [
 #: The letters of the script's commands, and what is packed behind them.
 SCRIPT: list[tuple[Command, list[Any]]] = [
     (Release(POLICY, "id-1", "ok", 5, {"requests": 2}), ["r", POLICY.fingerprint, "id-1", "ok", 5, (("requests", 2),)]),
-    (Cancel(POLICY, "id-1"), ["c", POLICY.fingerprint, "id-1"]),
+    (Cancel(POLICY, "id-1"), ["c", POLICY.fingerprint, "id-1", "", False]),
+    (Cancel(POLICY, "id-1", "a-1", True), ["c", POLICY.fingerprint, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["l", POLICY.fingerprint, "id-1", 8]),
-    (Stamp(POLICY, "id-1"), ["s", POLICY.fingerprint, "id-1", None, 0, 0]),
+    (Stamp(POLICY, "id-1"), ["s", POLICY.fingerprint, "id-1", None, 0, 0, 0]),
     (Configure("g", "w", None), ["o", "w", None]),
     (Pause("g", 5, "why"), ["u", 5, "why"]),
     (Reset("g", None), ["x", None]),
@@ -121,14 +128,16 @@ def test_a_command_goes_to_the_script_as_it_ever_did(command: Command, parts: li
 
 def test_asks_and_ends_that_are_alike_are_sent_to_the_script_with_what_they_have_in_common_once() -> None:
     ask = Stand(PLAN, "id-1", "me", 9, waits=True, session="s", remembered=True, latest=7)
-    ask.fresh = True
     head = (True, 9, False, True, True, 7, "s", True)
-    frame, *rest = redis_wire.encode("g", [ask, ask], first=True)
-    assert redis_wire.pack((*head, True))[1:] in frame
+    frame, *rest = redis_wire.encode("g", [ask, ask])
+    assert redis_wire.pack((*head, False))[1:] in frame
     key = b"\x91\x92\xa3org\xa4acme"
-    assert rest == [0, 0, "id-1", "me", key, "id-1", "me", key]
-    assert redis_wire.pack((*head, False))[1:] in redis_wire.encode("g", [ask])[0]
+    assert rest == [0, "", 0, "id-1", "me", key, "id-1", "me", key]
+    ask.attempt = "a-1"
+    frame, *rest = redis_wire.encode("g", [ask])
+    assert redis_wire.pack((*head, True))[1:] in frame
+    assert rest == [0, "", 0, "id-1", "me", "a-1", key]
     end = Settle(PLAN, 7, "id-1", "ok", True, 5, {"requests": 2}, 6, False)
     frame, *rest = redis_wire.encode("g", [end])
     assert redis_wire.pack((True, "ok", True, 5, (("requests", 2),), 6, False))[1:] in frame
-    assert rest == [0, 0, "id-1", 7, key]
+    assert rest == [0, "", 0, "id-1", 7, key]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hypothesis import strategies as st
 
 from headgate import Aimd, Bucket, Concurrency, Quota, Window
-from headgate.errors import IdConflict
+from headgate.errors import AttemptOver, IdConflict
 from headgate.kernel.commands import (
     Admit,
     Cancel,
@@ -117,6 +117,25 @@ FAMILIES: dict[str, list[Policy]] = {
             ],
         ),
     ],
+    # Under one name two kinds, of which the first to be charged stays until a reset: asks of the other are refused.
+    "kinds": [
+        Policy(
+            "kinds",
+            [
+                Window(3, per="6s", name="x"),
+                Concurrency(2, lease="5s", name="c"),
+                Bucket(2, per="4s", name="k", by="org"),
+            ],
+        ),
+        Policy(
+            "kinds",
+            [
+                Bucket(3, per="6s", name="x"),
+                Concurrency(2, lease="5s", name="c"),
+                Window(2, per="4s", name="k", by="org"),
+            ],
+        ),
+    ],
 }  # fmt: skip
 
 #: version of the configuration, cost, key, class
@@ -126,6 +145,8 @@ OUTCOME = st.sampled_from(["ok", "error", "unsent", "rate_limited", "overloaded"
 AMOUNT = st.sampled_from([0.5, 1, 3, 8])
 DELAY = st.sampled_from([0, 0, SECOND, 3 * SECOND])
 SESSION = st.integers(0, 2)
+#: Which ask under a known id it is; 0: one that has no name.
+ATTEMPT = st.integers(0, 3)
 
 #: How much time passes; also backwards, as clocks in the field do.
 PASSED = st.sampled_from(
@@ -136,7 +157,9 @@ ASKING = (
     st.tuples(st.just("admit"), ASK),
     st.tuples(st.just("stand"), ASK, SESSION),
     st.tuples(st.just("stand"), ASK, SESSION),
-    st.tuples(st.just("known"), st.integers(0, 3), ASK, st.booleans()),
+    st.tuples(st.just("known"), st.integers(0, 3), ASK, st.booleans(), ATTEMPT),
+    st.tuples(st.just("known"), st.integers(0, 1), st.just((0, 0, 0, 0)), st.just(False), ATTEMPT),
+    st.tuples(st.just("remote"), ASK, SESSION),
     st.tuples(st.just("again"), NUMBER),
     st.tuples(st.just("take"), SESSION),
     st.tuples(st.just("take"), SESSION),
@@ -150,7 +173,10 @@ ENDING = (
     st.tuples(st.just("actual"), NUMBER, AMOUNT, st.none() | OUTCOME),
     st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
     st.tuples(st.just("stamp"), NUMBER, st.booleans(), st.sampled_from([0, 0, 0, SECOND // 5, 2 * SECOND])),
+    st.tuples(st.just("late"), NUMBER, st.none() | OUTCOME),
     st.tuples(st.just("cancel"), NUMBER),
+    st.tuples(st.just("withdraw"), st.integers(0, 3), ATTEMPT, st.booleans()),
+    st.just(("overtake",)),
     st.tuples(st.just("beat"), SESSION),
     st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 60 * SECOND])),
 )
@@ -189,11 +215,20 @@ def usual_deed(numbers: Random) -> tuple[Any, ...]:
             ("take", session),
             ("beat", session),
             ("look", some_ask(numbers)),
+            ("known", number % 3, (0, 0, 0, 0), False, number % 4),
+            ("late", number, "ok"),
+            ("withdraw", number % 3, session, False),
+            ("remote", some_ask(numbers), session),
+            ("overtake",),
         ]
     )
 
 
 # --- what becomes of it -----------------------------------------------------------------------------------------------
+
+
+def _attempt(number: int = 0) -> str:
+    return f"attempt-{number}" if number else ""
 
 
 class Pair(Protocol):
@@ -223,6 +258,8 @@ class History:
         self.at: dict[str, int] = {}
         self.confirmed: dict[str, int] = {}
         self.fence: dict[str, int] = {}
+        #: every grant that was given: id, grant
+        self.past: list[tuple[str, Grant]] = []
         #: who stands in line as far as is known, in order
         self.standing: dict[str, Admit] = {}
         self.story: list[str] = []
@@ -274,9 +311,20 @@ class History:
             if rest[2] and id in self.asks:
                 return self.asks[id]
             waits = line and rest[0] % 2 == 0
+            session, attempt = f"session-{rest[0] % 3}", _attempt(*rest[3:])
             return self._asked(
-                Stand(plan, id, "you", plan.lease, remembered=True, waits=waits, session=f"session-{rest[0] % 3}")
+                Stand(plan, id, "you", plan.lease, remembered=True, waits=waits, session=session, attempt=attempt)
             )
+        if deed == "remote":
+            plan = self.plan(rest[0])
+            session = f"session-{rest[1]}"
+            return self._asked(Stand(plan, self._id(), None, plan.lease, remembered=True, waits=line, session=session))
+        if deed == "overtake":  # what undoes the next ask whose id was made, before that comes
+            return Cancel(self.policies[0], f"ask-{self.made + 1}")
+        if deed == "withdraw":
+            return Cancel(self.policies[0], f"known-{rest[0]}", _attempt(rest[1]), rest[2])
+        if deed == "late":
+            return self._late(*rest)
         if deed == "again":
             return self._some(rest[0])
         if deed == "elsewhere":
@@ -285,6 +333,11 @@ class History:
             ask = self._some(rest[0])
             return Extend(ask.plan.policy, ask.id, rest[1])
         if deed == "stamp":
+            if self.past and not rest[1]:
+                id, grant = self.past[-1 - rest[0] % len(self.past)]
+                ask = self.asks[id]
+                if ask.attempt:  # the holder of an earlier grant, perhaps long after it ended
+                    return Stamp(ask.plan.policy, id, ask.plan, grant.at, rest[2], grant.fence)
             ask = self._some(rest[0])
             # By its id alone, or as the permit's own process does, which knows when it was granted: not all is on record.
             plan, at = (None, 0) if rest[1] else (ask.plan, self.at.get(ask.id, self.pair.clock()))
@@ -301,7 +354,7 @@ class History:
         if deed == "cancel":
             ask = self._some(rest[0])
             self.standing.pop(ask.id, None)
-            return Cancel(ask.plan.policy, ask.id)
+            return Cancel(ask.plan.policy, ask.id, ask.attempt)
         if deed == "beat":
             return self._beat(f"session-{rest[0]}")
         gate = self.policies[0].name
@@ -324,7 +377,7 @@ class History:
         """The same ask again, in another process."""
         if not ask.waits:
             return ask
-        same = {"waits": True, "remembered": ask.remembered, "latest": ask.latest}
+        same = {"waits": True, "remembered": ask.remembered, "latest": ask.latest, "attempt": ask.attempt}
         return self._asked(Stand(ask.plan, ask.id, ask.holder, ask.lease, session=session, **same))
 
     def _unit(self, ask: Admit) -> str:
@@ -338,6 +391,13 @@ class History:
             actual, outcome = {self._unit(ask): rest[0]}, rest[1]
         at = self.at.get(ask.id, self.pair.clock())
         return Settle(ask.plan, at, ask.id, outcome, True, delay, actual, self.confirmed.get(ask.id, 0))
+
+    def _late(self, number: int, outcome: str | None) -> Settle:
+        """What the holder of an earlier grant says of it, perhaps long after it ended."""
+        if not self.past:
+            return self._settle(self._some(number), "settle", outcome, 0)
+        id, grant = self.past[-1 - number % len(self.past)]
+        return Settle(self.asks[id].plan, grant.at, id, outcome, fence=grant.fence)
 
     def _beat(self, session: str) -> Renew:
         asks = list(self.asks.values())
@@ -381,9 +441,10 @@ class History:
         return replies
 
     def _learn(self, command: Command, reply: Any) -> None:
-        if isinstance(command, Admit) and not isinstance(reply, IdConflict):
+        if isinstance(command, Admit) and not isinstance(reply, IdConflict | AttemptOver):
             self.asks[command.id] = command
             if isinstance(reply, Grant):
+                self.past.append((command.id, reply))
                 self.at[command.id], self.fence[command.id] = reply.at, reply.fence
             if isinstance(reply, Wait) and command.waits:
                 self.standing[command.id] = command
@@ -424,7 +485,8 @@ def told(command: Command) -> str:
     details: list[str] = []
     if isinstance(command, Admit):
         details += [command.id, asked(command.plan)]
-        details += [f"{what}={getattr(command, what)}" for what in ("session", "holder") if getattr(command, what)]
+        told_of = ("session", "holder", "attempt")
+        details += [f"{what}={getattr(command, what)}" for what in told_of if getattr(command, what)]
         details += [what for what in ("waits", "remembered") if getattr(command, what)]
     elif isinstance(command, Renew):
         details += [
@@ -435,6 +497,9 @@ def told(command: Command) -> str:
     else:
         for what in (
             "id",
+            "attempt",
+            "answered",
+            "fence",
             "plan",
             "at",
             "outcome",

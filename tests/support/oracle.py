@@ -380,3 +380,86 @@ class LossOracle:
         self.is_open = False
         for lease in self.leases.values():
             lease.registered_in = 0
+
+
+@dataclass(eq=False)
+class Admission:
+    """One permit under an id: which asks were answered with it, when its lease runs out, and when it ended if it did."""
+
+    id: str
+    asks: set[str]
+    expires: int
+    ended: int | None = None
+
+    def over_at(self, now: int) -> int | None:
+        """When it was over, if it is."""
+        if self.ended is not None:
+            return min(self.ended, max(self.expires, 0))
+        return self.expires if self.expires <= now else None
+
+
+@dataclass
+class IdsOracle:
+    """Ids on a gate of `slots` that holds leases of a length: who is admitted, who has the same permit, who is too late.
+
+    An ask is an id and a name; a request of the same id and name is the same ask, whenever it comes. An id that was made
+    for one ask has the name "". By the definitions:
+
+    - while a permit of the id lives, every ask of the id that is not over has that permit;
+    - an ask is over for `memory` after its permit was over, or after it was cancelled;
+    - an ask that is over has nothing; any other ask is a new admission, if there is a slot;
+    - a cancel takes a permit away when it was the last ask that has it.
+    """
+
+    slots: int
+    lease: int
+    memory: int = 60_000_000
+    permits: list[Admission] = field(default_factory=list)
+    cancelled: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def live(self, now: int) -> list[Admission]:
+        return [permit for permit in self.permits if permit.over_at(now) is None]
+
+    def of(self, id: str, now: int) -> Admission | None:
+        return next((permit for permit in self.live(now) if permit.id == id), None)
+
+    def is_over(self, id: str, name: str, now: int) -> bool:
+        ends = [self.cancelled[id, name]] if (id, name) in self.cancelled else []
+        for permit in self.permits:
+            if permit.id == id and name in permit.asks and (over := permit.over_at(now)) is not None:
+                ends.append(over)
+        return any(now < end + self.memory for end in ends)
+
+    def ask(self, id: str, name: str, now: int) -> Admission | str:
+        """The permit that it has, or "over", or "wait"."""
+        if self.is_over(id, name, now):
+            return "over"
+        permit = self.of(id, now)
+        if permit is None:
+            if len(self.live(now)) >= self.slots:
+                return "wait"
+            permit = Admission(id, set(), now + self.lease)
+            self.permits.append(permit)
+        permit.asks.add(name)
+        return permit
+
+    def cancel(self, id: str, name: str, now: int) -> None:
+        permit = self.of(id, now)
+        self.cancelled[id, name] = now
+        if permit is not None and name in permit.asks:
+            permit.asks.discard(name)
+            if not permit.asks:
+                permit.ended = now
+
+    def end(self, permit: Admission, now: int) -> bool:
+        """Whether there was something to end."""
+        lived = permit.over_at(now) is None
+        if lived:
+            permit.ended = now
+        return lived
+
+    def renew(self, permit: Admission, now: int) -> bool:
+        lives = permit.over_at(now) is None
+        if lives:
+            permit.expires = max(permit.expires, now + self.lease)
+        return lives

@@ -6,10 +6,10 @@ from collections.abc import Coroutine
 from time import monotonic
 
 from .. import duration
-from ..errors import Denied, HeadgateError, PolicyChanged, StoreUnavailable
+from ..errors import AttemptOver, Denied, HeadgateError, PolicyChanged, StoreUnavailable
 from ..kernel import flows
-from ..kernel.commands import Admit, Cancel, Pause, Peek
-from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
+from ..kernel.commands import Admit, Pause, Peek
+from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted, undoing
 from ..kernel.model import SECOND, Grant, Wait, label_of
 from ..stores.base import checked
 from .base import ONE, BaseGate, ends
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-    from ..kernel.commands import Command
+    from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow, Undo
     from ..kernel.model import Explanation, Holder, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
@@ -241,30 +241,51 @@ class AsyncGate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
+        cancel = undoing(plan, name, terms.attempt, terms.remembered)
         begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
                 try:
-                    first = await self._outage.guard_async(
-                        self._store, self._standing(plan, name, terms, wait, id is None)
-                    )
+                    first = await self._outage.guard_async(self._store, self._standing(plan, name, terms, wait))
                 except BaseException as error:
-                    self._cancel_unanswered(error, name)
+                    self._cancel_unanswered(error, cancel)
                     raise
                 if first.__class__ is Grant:
                     return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant, due = await self._drive(self._waiting(plan, name, terms, wait, first))
+            grant, due = await self._drive(self._waiting(plan, name, terms, wait, first), cancel)
+        except AttemptOver:
+            # It was admitted, and had ended before the answer came: the lease ran out, or another process released the id.
+            return await self._ask_by_id(plan, id, holder, lease, renew, wait)
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return await self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
         # An id that a caller gave may have been granted long ago.
-        permit: AsyncPermit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
+        permit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
+        permit = await self._unless_cancelled(permit)
         permit.waited = monotonic() - begun
+        return permit
+
+    async def _unless_cancelled(self, permit: AsyncPermit) -> AsyncPermit:
+        """The permit; or the cancellation that SQLite leaves for later where it had decided already, without the permit.
+
+        A task that ends before its next `await` would drop the permit with its result, and the slot with that.
+        """
+        if not (self._can.instant or self._can.remote):
+            import asyncio
+
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    if (command := permit._ending("unsent", None)) is not None:
+                        keeper_of(permit._store).later(command)
+                    raise
         return permit
 
     async def _ask(self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool) -> Any:
@@ -278,32 +299,40 @@ class AsyncGate(BaseGate):
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
-        return self._permit_for(plan, reply, id, terms, renew, due=due) if reply.__class__ is Grant else reply
+        if reply.__class__ is not Grant:
+            return reply
+        return await self._unless_cancelled(self._permit_for(plan, reply, id, terms, renew, due=due))
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> AsyncPlace:
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
-        plan, name = self._reservable(cost, key, priority, id)
-        remembered = id is not None or self._can.remote
+        plan, name, terms = self._reservable(cost, key, priority, id)
+        cancel = undoing(plan, name, terms.attempt, terms.remembered)
+        flow = flows.reserve(plan, name, steady, terms.remembered, None, self._max_delay, terms.attempt)
         try:
-            grant, delay, due = await self._drive(flows.reserve(plan, name, steady, remembered, None, self._max_delay))
+            grant, delay, due = await self._drive(flow, cancel)
+        except AttemptOver:  # as in `_ask_by_id`
+            return await self.reserve(cost, key, priority, id)
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return await self.reserve(cost, key, priority, id)
-        due = due if id is None else None
-        permit: AsyncPermit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False, due=due)
+        permit = self._permit_for(plan, grant, name, terms, False, due=due if id is None else None)
+        permit = await self._unless_cancelled(permit)
         return AsyncPlace(permit, delay / SECOND)
 
-    async def _drive(self, flow: Flow, store: Store | None = None) -> Any:
-        """Run a flow on the running event loop; `store` is for a permit that may be of the local share."""
+    async def _drive(self, flow: Flow, cancel: Cancel | None, store: Store | None = None) -> Any:
+        """Run a flow on the running event loop; `cancel` is what undoes its ask, where it is one.
+
+        `store` is for a permit that may be of the local share.
+        """
         import asyncio
 
         if store is None:
             store = self._store
         keeper = self._keeper
         mailbox: asyncio.Queue[int | None] | None = None
-        ticket = ""
+        ticket = "" if cancel is None else cancel.id
         answer: Any = None
         sent = interrupted = False
         try:
@@ -312,8 +341,8 @@ class AsyncGate(BaseGate):
                 try:
                     if isinstance(effect, Execute):
                         if mailbox is None and getattr(effect.command, "waits", False):
-                            ticket = effect.command.id  # type: ignore[attr-defined]
-                            mailbox = self._mailbox(ticket)
+                            assert cancel is not None
+                            mailbox = self._mailbox(cancel)
                         if store is self._store:
                             answer = await self._outage.guard_async(store, effect.command)
                         else:
@@ -321,9 +350,9 @@ class AsyncGate(BaseGate):
                         sent = True
                     elif isinstance(effect, AwaitWake):
                         if mailbox is None:  # it stood in line before
-                            ticket = effect.ticket
+                            assert cancel is not None
                             sent = True
-                            mailbox = self._mailbox(ticket)
+                            mailbox = self._mailbox(cancel)
                         try:
                             async with asyncio.timeout(None if effect.delay is None else effect.delay / SECOND):
                                 answer = await mailbox.get()
@@ -358,29 +387,29 @@ class AsyncGate(BaseGate):
         try:
             await self._store.aexecute([effect.command])
         except BaseException as error:
-            self._keeper.undo(effect.command)
+            self._keeper.later(effect.command)
             if not isinstance(error, HeadgateError):
                 raise
 
-    def _mailbox(self, ticket: str) -> asyncio.Queue[int | None]:
+    def _mailbox(self, cancel: Cancel) -> asyncio.Queue[int | None]:
         """Where the waiter of a ticket is told what becomes of it."""
         import asyncio
 
         mailbox: asyncio.Queue[int | None] = asyncio.Queue()
-        tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(ticket))
-        self._store.listen(ticket, tell)
-        self._keeper.attend(self.name, ticket, tell)
+        tell = _teller(asyncio.get_running_loop(), mailbox, self._gone(cancel))
+        self._store.listen(cancel.id, tell)
+        self._keeper.attend(self.name, cancel.id, tell)
         if self.closed:  # perhaps just now, after the reply that makes it wait
             tell(flows.CLOSED)
         return mailbox
 
-    def _gone(self, ticket: str) -> Callable[[], None]:
+    def _gone(self, cancel: Cancel) -> Callable[[], None]:
         """Takes a ticket out of the line whose event loop was closed under it."""
 
         def gone() -> None:
-            self._store.unlisten(ticket)
-            self._keeper.dismiss(self.name, ticket)
-            self._keeper.later(Cancel(self._policy, ticket))
+            self._store.unlisten(cancel.id)
+            self._keeper.dismiss(self.name, cancel.id)
+            self._keeper.later(cancel)
 
         return gone
 

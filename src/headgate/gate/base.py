@@ -6,7 +6,7 @@ from .. import duration
 from ..errors import HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
 from ..kernel import flows
-from ..kernel.commands import Admit, Cancel, Extend, Release, Settle, Stamp, Stand, admit
+from ..kernel.commands import Admit, Extend, Release, Settle, Stamp, Stand, admit
 from ..kernel.flows import denied, granted
 from ..kernel.limits import Limit
 from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait, label_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from ..config.sources import Refresher
-    from ..kernel.commands import Command
+    from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow, Undo
     from ..kernel.model import OnStoreErrorMode, Waiting
     from ..kernel.plan import Plan
@@ -255,11 +255,14 @@ class BaseGate(PolicyFollower, Inspection):
 
     def _identify(self, plan: Plan, id: str | None, holder: str | None, lease: Duration | None) -> tuple[str, Terms]:
         """The id of an ask, and what the permit must know."""
-        remembered = id is not None or self._can.remote
-        if id is not None:
-            self._keeper.withdraw(check_key("id", id))
-        terms = Terms(remembered, self._lease_for(plan, lease), label_of(holder))
-        return self._new_id(plan) if id is None else id, terms
+        length, shown_holder = self._lease_for(plan, lease), label_of(holder)
+        if id is None:
+            return self._new_id(plan), Terms(self._can.remote, length, shown_holder)
+        return check_key("id", id), Terms(True, length, shown_holder, self._new_attempt())
+
+    def _new_attempt(self) -> str:
+        """A name for one ask under a caller's id: what is sent for it again is the same ask, and any other is a new one."""
+        return f"{self._store.session}-{next(numbers)}"
 
     def _waiting(self, plan: Plan, name: str, terms: Terms, wait: int | None, reply: Wait | None = None) -> Flow:
         """The flow of an ask; `reply` is what it was answered when it already stands in line."""
@@ -274,11 +277,12 @@ class BaseGate(PolicyFollower, Inspection):
             timeout=wait,
             max_delay=self._max_delay,
             reply=reply,
+            attempt=terms.attempt,
         )
 
-    def _standing(self, plan: Plan, name: str, terms: Terms, wait: int | None, fresh: bool) -> Stand:
-        """The ask that `flows.acquire` would begin with; `fresh` where its id was made for it."""
-        stand = Stand(
+    def _standing(self, plan: Plan, name: str, terms: Terms, wait: int | None) -> Stand:
+        """The ask that `flows.acquire` would begin with."""
+        return Stand(
             plan,
             name,
             terms.holder,
@@ -286,16 +290,15 @@ class BaseGate(PolicyFollower, Inspection):
             waits=wait != 0,
             session=self._store.session,
             remembered=terms.remembered,
+            attempt=terms.attempt,
         )
-        stand.fresh = fresh and self._can.recognises_retries
-        return stand
 
-    def _cancel_unanswered(self, error: BaseException, name: str) -> None:
+    def _cancel_unanswered(self, error: BaseException, cancel: Cancel) -> None:
         """The request failed and may still have been decided. Cancel it in the background so that no ticket, call or
         grant is left."""
         if isinstance(error, HeadgateError) and (not isinstance(error, StoreUnavailable) or error.decided is False):
             return
-        self._keeper.undo(Cancel(self._policy, name))
+        self._keeper.later(cancel)
 
     def _ask_now(
         self, plan: Plan, holder: str | None, lease: Duration | None, renew: bool, prepared: bool = True
@@ -331,7 +334,7 @@ class BaseGate(PolicyFollower, Inspection):
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
         if reply.__class__ is not Grant:
             return reply
-        terms = _new(Terms, (False, length, holder)) if length else NOT_LEASED
+        terms = _new(Terms, (False, length, holder, "")) if length else NOT_LEASED
         permit = hand_out(self._permit, self, plan, reply, id, terms)
         if due is not None:
             permit._due = due
@@ -394,7 +397,9 @@ class BaseGate(PolicyFollower, Inspection):
             return Grant(0, 0, 0, False, 0), plan, None
         share = outage.local_share()
         mine = self._on_error.scaled(self._policy).plan_of(plan.ref)
-        return share.decide(Stand(mine, id, terms.holder, terms.lease_us, latest=latest)), mine, share
+        attempt = terms.attempt
+        stand = Stand(mine, id, terms.holder, terms.lease_us, latest=latest, remembered=bool(attempt), attempt=attempt)
+        return share.decide(stand), mine, share
 
     def _in_share(self, command: Release | Extend | Stamp) -> Any:
         """The reply of the local share to a command about a permit by its id; None where the share has no such permit."""
@@ -457,21 +462,21 @@ class BaseGate(PolicyFollower, Inspection):
     def _undo(self, effect: Undo, background: bool) -> None:
         """On the way out: at once where nothing is wrong or the store answers at once, else in the background."""
         if (self._can.remote and background) or self._outage.away:
-            self._keeper.undo(effect.command)
+            self._keeper.later(effect.command)
             return
         try:
             self._store.execute([effect.command])
         except HeadgateError:
             self._keeper.later(effect.command)
 
-    def _reservable(self, cost: Cost, key: Key | None, priority: str | None, id: str | None) -> tuple[Plan, str]:
+    def _reservable(self, cost: Cost, key: Key | None, priority: str | None, id: str | None) -> tuple[Plan, str, Terms]:
         if self._policy.waiting != "promise":
             raise InvalidInput(
                 f"gate {self.name!r} has a line, so nobody can say when a turn comes: acquire() waits for it; "
                 f"reserve() is for gates made with waiting='promise'"
             )
         plan = self._plan_for(cost, key, priority)
-        return plan, self._new_id(plan) if id is None else check_key("id", id)
+        return plan, *self._identify(plan, id, None, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {list(self._policy.limits)!r}, store={shown(self._store.url)!r})"

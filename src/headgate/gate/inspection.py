@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..kernel.model import Pulse, Snapshot
     from ..kernel.plan import Policy
     from .base import Cost, Duration, Key
+    from .keeper import Keeper
 
 
 class Inspection:
@@ -20,6 +21,12 @@ class Inspection:
 
     name: str
     _policy: Policy
+    _keeper: Keeper
+
+    def _note(self, snapshot: Snapshot) -> None:
+        """A look changes nothing itself. Where it shows that no command has served the line in time, one is sent."""
+        if snapshot.overdue:
+            self._keeper.sweep(self.name)
 
     def _peek_key(self, key: Key | None) -> Peek:
         if key is None:
@@ -28,6 +35,7 @@ class Inspection:
         return Peek(self._policy, plan=plan)
 
     def _usage_of(self, snapshot: Snapshot) -> Usage:
+        self._note(snapshot)
         return Usage(
             gate=self.name,
             limits=snapshot.limits,
@@ -52,6 +60,7 @@ class Inspection:
         ]
 
     def _waiters_of(self, snapshot: Snapshot) -> list[Waiter]:
+        self._note(snapshot)
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
             Waiter(id, holder, key, (snapshot.now - since) / SECOND, names[rank] if rank < len(names) else None)
@@ -62,6 +71,7 @@ class Inspection:
         return Peek(self._policy, plan=self._policy.plan(cost, key, priority), leases=True)
 
     def _explanation_of(self, snapshot: Snapshot) -> Explanation:
+        self._note(snapshot)
         decision = snapshot.decision
         goes_in: float | None = 0.0
         limit, reason = None, "it would go now"

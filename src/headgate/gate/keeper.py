@@ -13,9 +13,10 @@ import weakref
 from contextlib import suppress
 from time import monotonic, sleep
 
+from ..background import is_ending, start_daemon
 from ..errors import HeadgateError
 from ..events import emit
-from ..kernel.commands import Cancel, Renew
+from ..kernel.commands import Renew
 from ..kernel.flows import CLOSED, SENT_AWAY
 from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
@@ -43,9 +44,6 @@ PARKED = 5.0
 
 #: Seconds until the store is tried again with what had to wait; twice as long after each failure, up to eight times.
 LATER = 0.25
-
-#: Seconds after which an ask that may have been on its way is undone once more.
-TWICE_AFTER = 2.0
 
 #: Seconds that waiters are given to leave the line when their gate is closed.
 LEAVING = 1.0
@@ -83,8 +81,10 @@ class Keeper:
         #: Gates that have lost their state, and whose leases are all to be renewed at the next look.
         self._lost_gates: set[str] = set()
         self._tickets: dict[str, dict[str, Callable[[int | None], None]]] = {}
-        #: What the store is still to be told, each from a moment on.
-        self._later: list[tuple[float, Command]] = []
+        #: What the store is still to be told.
+        self._later: list[Command] = []
+        #: Gates whose lines no command has served in time.
+        self._sweeps: dict[str, None] = {}
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
         self.shortest = LONGEST
@@ -94,7 +94,8 @@ class Keeper:
         self._failures = 0
         self.parked = True
         self._bell = threading.Event()
-        self._starting = threading.Lock()
+        #: It knows its owner: see `ring`.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # --- what others call ---------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ class Keeper:
             end = monotonic() + LEAVING
             while self._tickets.get(name) and monotonic() < end:  # each waiter cancels its ticket itself
                 sleep(0.005)
-        left, self._later = [command for _, command in self._later], []
+        left, self._later = self._later, []
         for at in range(0, len(left), AT_ONCE):
             with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
                 self._execute(left[at : at + AT_ONCE])
@@ -161,30 +162,16 @@ class Keeper:
             listener(told)
         return listener is not None
 
-    def later(self, command: Command, after: float = 0.0) -> None:
-        """Have a command decided soon (or after so many seconds), and again until the store can be reached."""
-        self._later.append((monotonic() + after, command))
+    def later(self, command: Command) -> None:
+        """Have a command decided soon, and again until the store can be reached."""
+        self._later.append(command)
         self.ring()
 
-    def undo(self, command: Command) -> None:
-        """Have an ask undone whose reply may be lost.
-
-        A server that hung may read the ask itself after this: it came by another connection. So it is said again when
-        that is over, which changes nothing where it had worked; but not where the id is the caller's, who may use it again.
-        """
-        self.later(command)
-        if self.store.capabilities.remote and getattr(command, "id", "").startswith(f"{self.store.session}-"):
-            self.later(command, TWICE_AFTER)
-
-    def withdraw(self, id: str) -> None:
-        """An ask is made again under an id that was to be undone."""
-        for entry in list(self._later):
-            if isinstance(entry[1], Cancel) and entry[1].id == id:
-                self._drop(entry)
-
-    def _drop(self, entry: tuple[float, Command]) -> None:
-        with suppress(ValueError):  # others add to the list meanwhile, or were faster
-            self._later.remove(entry)
+    def sweep(self, gate: str) -> None:
+        """Have the line of a gate served soon: all that stand in it may be dead."""
+        if gate not in self._sweeps:
+            self._sweeps[gate] = None
+            self.ring()
 
     def refresh(self, read: Callable[[], float]) -> None:
         """Call a bound method now and then; it returns the seconds until the next time."""
@@ -204,11 +191,14 @@ class Keeper:
             self.ring()
 
     def ring(self) -> None:
+        if is_ending() or self._starting._is_owned():  # type: ignore[attr-defined]
+            # The process ends: what it holds runs out by itself. Or a coroutine was collected while this very thread
+            # starts the keeper's, which finds what it left.
+            return
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="headgate-keeper", daemon=True)
                 self.parked = False
-                self._thread.start()
+                self._thread = start_daemon("headgate-keeper", self._run)
         self._bell.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------
@@ -268,8 +258,7 @@ class Keeper:
         if any(self._tickets.values()):
             pause = min(pause, max(0.0, self._next_beat - now))
         if self._later:
-            soonest = min(due for due, _ in self._later)
-            pause = min(pause, max(LATER * 2**self._failures / 2, soonest - now))
+            pause = min(pause, LATER * 2**self._failures / 2)
         for due in self._refresh_at.values():
             pause = min(pause, max(0.01, due - now))
         return pause
@@ -284,10 +273,11 @@ class Keeper:
                     self._refresh_at.pop(key, None)
                 else:
                     self._refresh_at[key] = now + read()
-        while due_now := [entry for entry in self._later if entry[0] <= now][:AT_ONCE]:
-            self._execute([command for _, command in due_now])
-            for entry in due_now:
-                self._drop(entry)
+        while together := (later := self._later)[:AT_ONCE]:
+            self._execute(together)
+            del later[: len(together)]  # others add to its end meanwhile, or have taken it all
+        for gate in list(self._sweeps):
+            self._sweep(gate)
         lost_gates = set(self._lost_gates)
         leases = self._leases(now, lost_gates)
         beating = now >= self._next_beat
@@ -315,6 +305,18 @@ class Keeper:
         if beating:
             self._beat = min(max(sessions * BEAT_PER_SESSION, BEAT_LEAST), BEAT_MOST)
             self._next_beat = now + self._beat
+
+    def _sweep(self, gate: str) -> None:
+        """Serve a line until nothing in it is due: a serving takes so many tickets of dead processes out of it."""
+        try:
+            for _ in range(AT_ONCE):
+                [pulse] = self.store.execute([Renew(gate)])
+                if isinstance(pulse, BaseException) or pulse.timer_at > pulse.now:
+                    break
+        except HeadgateError:
+            pass  # a token that may only look, or a store that is away: the next look tells again
+        finally:
+            self._sweeps.pop(gate, None)
 
     def _execute(self, commands: list[Command]) -> list[Any]:
         replies = self.store.execute(commands)

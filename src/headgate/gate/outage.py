@@ -11,6 +11,7 @@ import threading
 from time import monotonic
 from weakref import WeakValueDictionary
 
+from ..background import is_ending
 from ..errors import InvalidInput, StoreUnavailable
 from ..events import emit
 from ..kernel.model import SECOND
@@ -98,7 +99,7 @@ class Outage:
 
     def began(self, error: StoreUnavailable) -> None:
         """The store did not answer."""
-        if isinstance(error, StillAway):
+        if isinstance(error, StillAway) or is_ending():
             return
         self._error = error
         if self.away:
@@ -115,7 +116,7 @@ class Outage:
 
     def ended(self) -> None:
         """The store answered."""
-        if not self.away:
+        if not self.away or is_ending():
             return
         with self._lock:
             if not self.away:

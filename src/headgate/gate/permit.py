@@ -38,8 +38,9 @@ if TYPE_CHECKING:
         remembered: bool  #: its id is on record
         lease_us: int  #: the length of its lease, 0 for none
         holder: str | None
+        attempt: str = ""  #: which ask under its id it was, where that is the caller's
 else:
-    Terms = namedtuple("Terms", "remembered lease_us holder")
+    Terms = namedtuple("Terms", "remembered lease_us holder attempt", defaults=("",))
 
 NOT_LEASED = Terms(False, 0, None)
 
@@ -150,13 +151,14 @@ class BasePermit(Stamping):
             keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):
             return None
+        remembered = self._terms.remembered
         return Settle(
-            plan, self._at, self.id, outcome, self._terms.remembered, delay, None, self._confirmed, self._worth
+            plan, self._at, self.id, outcome, remembered, delay, None, self._confirmed, self._worth, self._told_fence
         )
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
         meaning = OUTCOMES[outcome]
-        if meaning.refunds or delay:
+        if meaning.refunds or delay or self._terms.attempt:  # asked again, a caller's id must not get what has ended
             return True
         return meaning.answered and self._worth and not self._confirmed
 
@@ -177,7 +179,7 @@ class BasePermit(Stamping):
         if self._state or self._confirmed or not any(step.limit.confirmable for step in self._plan.steps):
             return None
         self._finish = None
-        return Settle(self._plan, self._at, self.id, None, self._terms.remembered)
+        return Settle(self._plan, self._at, self.id, None, self._terms.remembered, fence=self._told_fence)
 
     def _was_confirmed(self, reply: Any) -> None:
         if reply.at:
@@ -202,7 +204,8 @@ class BasePermit(Stamping):
             return None
         if self._state == ENDED:
             raise InvalidInput(f"permit {self.id!r} has ended; settle it before its block is left")
-        command = Settle(plan, self._at, self.id, None, self._terms.remembered, 0, dict(actual), self._confirmed)
+        remembered, fence = self._terms.remembered, self._told_fence
+        command = Settle(plan, self._at, self.id, None, remembered, 0, dict(actual), self._confirmed, fence=fence)
         self._plan = fresh
         self._finish = None
         return command
@@ -301,7 +304,7 @@ class Permit(BasePermit):
         if self._is_fresh:
             return
         try:
-            self._stamped(*self._gate._drive(self._stamping(), self._store))
+            self._stamped(*self._gate._drive(self._stamping(), None, self._store))
         except StoreUnavailable as error:
             sleep(self._gate._unstamped(self, error))
 
@@ -318,7 +321,7 @@ class Permit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._worth and not self._plan.lease:
+            if not (self._worth or self._plan.lease or self._terms.attempt):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:
@@ -386,7 +389,7 @@ class AsyncPermit(BasePermit):
         if self._is_fresh:
             return
         try:
-            self._stamped(*await self._gate._drive(self._stamping(), self._store))
+            self._stamped(*await self._gate._drive(self._stamping(), None, self._store))
         except StoreUnavailable as error:
             if pause := self._gate._unstamped(self, error):
                 from asyncio import sleep
@@ -403,7 +406,7 @@ class AsyncPermit(BasePermit):
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
                 return True
-            if not self._worth and not self._plan.lease:
+            if not (self._worth or self._plan.lease or self._terms.attempt):
                 self._state = ENDED  # the store need not know
                 return True
             if (reply := self._end_in_process()) is not None:

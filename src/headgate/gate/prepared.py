@@ -6,13 +6,15 @@ overridden.
 Everything else is left to those two; `tests/gate/test_prepared.py` holds them together.
 
 Locking looks the same everywhere: `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so
-that is inside the `try`, and a lock that knows its owner tells whether it was taken.
+that is inside the `try`, and a lock that knows its owner tells whether it was taken. At the end of the interpreter a frozen
+thread may hold it: then a command is left to find out.
 """
 
 from __future__ import annotations
 
 import itertools
 
+from ..background import is_ending
 from ..kernel.commands.base import REAP_MASK
 from ..kernel.limits import Bucket
 from ..kernel.model import Wait
@@ -71,6 +73,8 @@ def _ask_rate(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
     whole, *where = places(template.whole) if template.whole else (None, "", "", "")
 
     def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
+        if is_ending():
+            return None
         try:
             acquire()
             now = ticks() // 1000 + offset
@@ -122,6 +126,8 @@ def _ask_bucket(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
     whole, *where = places(template.whole) if template.whole else (None, "", "", "")
 
     def ask(plan: Any = whole, rate: str = where[0], slot: str = "", end: str = "") -> BasePermit | Wait | None:
+        if is_ending():
+            return None
         try:
             acquire()
             now = ticks() // 1000 + offset
@@ -182,6 +188,8 @@ def _ask_slot(gate: BaseGate, here: Here, template: PlanTemplate) -> Ask:
         plan: Any = whole, rate: str = where[0], slot: str = where[1], end: str = where[2]
     ) -> BasePermit | Wait | None:
         at = 0
+        if is_ending():
+            return None
         try:
             acquire()
             now = ticks() // 1000 + offset
@@ -239,6 +247,8 @@ def _prepare_finish(gate: BaseGate, here: Here, slot: str) -> Finish:
     keeper = gate._keeper
 
     def finish(id: str) -> bool:
+        if is_ending():
+            return False
         try:
             acquire()
             now = ticks() // 1000 + offset

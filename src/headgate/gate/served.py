@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from ..errors import Denied, LeaseLost, StoreUnavailable
 from ..events import emit
-from ..kernel.commands import Cancel, Extend, Release, Stamp, Stand
-from ..kernel.flows import denied, granted
+from ..kernel.commands import Extend, Release, Stamp, Stand
+from ..kernel.flows import denied, granted, undoing
 from ..kernel.model import NEVER, OUTCOMES, SECOND, Ended, Grant, Refusal, Wait, label_of
 from ..stores.base import DIGITS, checked
 from .permit import Terms
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..kernel.commands import Command, Peek
+    from ..kernel.commands import Cancel, Command, Peek
     from ..kernel.model import Holder, Snapshot, Usage, Waiter
     from ..kernel.plan import Policy
     from ..stores.base import AtOnce, Store
@@ -76,14 +76,19 @@ class ServedGate:
         lease: float | None = None,
         id: str | None = None,
         wait: float = 0.0,
+        attempt: str | None = None,
     ) -> Stand:
-        """The command of an ask that waits for at most `wait` seconds. Raises InvalidInput."""
+        """The command of an ask that waits for at most `wait` seconds. Raises InvalidInput.
+
+        `attempt` is what the client calls this ask under its id; None: every request is an ask of its own.
+        """
         gate = self.gate
         plan = gate._plan_for(cost, key, priority)
         if holder is not None:
             holder = label_of(holder)
         length = plan.lease if lease is None else gate._lease_for(plan, lease)
-        stand = Stand(plan, self._identify(id), holder, length, session=gate._store.session, remembered=True)
+        name, attempt = self._identify(id, attempt)
+        stand = Stand(plan, name, holder, length, session=gate._store.session, remembered=True, attempt=attempt)
         stand.fresh = id is None and not gate._can.remote
         if plan.policy.waiting == "promise":
             stand.latest = min(round(wait * SECOND), NEVER if gate._max_delay is None else gate._max_delay)
@@ -93,27 +98,34 @@ class ServedGate:
 
     def ask_like(self, stand: Stand) -> Stand:
         """The same ask under another new id, for an ask whose client gave none."""
-        other = Stand(
-            stand.plan, self._identify(None), stand.holder, stand.lease, session=stand.session, remembered=True
-        )
+        name, _ = self._identify(None, None)
+        other = Stand(stand.plan, name, stand.holder, stand.lease, session=stand.session, remembered=True)
         other.fresh, other.waits, other.latest = stand.fresh, stand.waits, stand.latest
         return other
 
     def reserve_command(
-        self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
+        self,
+        cost: Cost = 1,
+        key: Key | None = None,
+        priority: str | None = None,
+        id: str | None = None,
+        attempt: str | None = None,
     ) -> Stand:
         """The command of an ask for a promised time. Raises InvalidInput on a gate that has a line."""
         gate = self.gate
-        plan, _ = gate._reservable(cost, key, priority, id)
+        plan, _, _ = gate._reservable(cost, key, priority, id)
         latest = NEVER if gate._max_delay is None else gate._max_delay
-        return Stand(plan, self._identify(id), remembered=True, latest=latest)
+        name, attempt = self._identify(id, attempt)
+        return Stand(plan, name, remembered=True, latest=latest, attempt=attempt)
 
-    def _identify(self, id: str | None) -> str:
-        """The client's id, or a new one. New ids do not name their key, unlike a gate's own: all are on record."""
+    def _identify(self, id: str | None, attempt: str | None) -> tuple[str, str]:
+        """The client's id and the name of this ask under it, or a new id, which is a name already.
+
+        New ids do not name their key, unlike a gate's own: all are on record.
+        """
         if id is None:
-            return f"{self.gate._store.session}-{str(next(numbers)).zfill(DIGITS)}"
-        self.gate._keeper.withdraw(id)
-        return id
+            return f"{self.gate._store.session}-{str(next(numbers)).zfill(DIGITS)}", ""
+        return id, self.gate._new_attempt() if attempt is None else attempt
 
     def release_command(
         self, id: str, outcome: str = "ok", retry_after: float | None = None, cost: Cost | None = None
@@ -155,7 +167,7 @@ class ServedGate:
         if reply.__class__ is Grant or reply.__class__ is Wait:
             return reply
         if isinstance(reply, StoreUnavailable):
-            self.gate._cancel_unanswered(reply, stand.id)
+            self.gate._cancel_unanswered(reply, self._undoing(stand))
             return self._without_store(stand, reply)
         return granted(stand.plan, reply)
 
@@ -166,7 +178,7 @@ class ServedGate:
             try:
                 reply = await gate._outage.guard_async(gate._store, stand)
             except BaseException as error:
-                gate._cancel_unanswered(error, stand.id)
+                gate._cancel_unanswered(error, self._undoing(stand))
                 raise
         except StoreUnavailable as error:
             return self._without_store(stand, error)
@@ -178,12 +190,13 @@ class ServedGate:
         Cancelling it takes the ticket out of the line.
         """
         gate = self.gate
-        terms = Terms(True, stand.lease, stand.holder)
+        terms = Terms(True, stand.lease, stand.holder, stand.attempt)
         # In other stores the ticket may have been called before this process listens for it, so the flow asks again.
         known = reply if gate._can.instant or gate._can.remote else None
         try:
+            flow = gate._waiting(stand.plan, stand.id, terms, round(seconds * SECOND), known)
             grant: Grant
-            grant, _ = await gate._drive(gate._waiting(stand.plan, stand.id, terms, round(seconds * SECOND), known))
+            grant, _ = await gate._drive(flow, self._undoing(stand))
         except StoreUnavailable as error:
             return self._without_store(stand, error)
         return grant
@@ -195,7 +208,7 @@ class ServedGate:
     def _without_store(self, stand: Stand, error: StoreUnavailable) -> Grant:
         """What `on_store_error` makes of an ask while the store is away. A fence of 0: nothing is on record."""
         plan = stand.plan
-        terms = Terms(True, stand.lease, stand.holder)
+        terms = Terms(True, stand.lease, stand.holder, stand.attempt)
         reply, _, _ = self.gate._decided_here(plan, stand.id, terms, error, stand.latest)
         if isinstance(reply, Wait | Refusal):
             raise denied(plan, reply) from error
@@ -208,13 +221,21 @@ class ServedGate:
         """End the wait for a ticket in this process. The ticket stays in line, for a later request under its id."""
         return self.gate._keeper.send_away(self.name, id)
 
-    async def cancel(self, id: str) -> None:
-        """Take a ticket out of the line, in the background where the store cannot be reached."""
-        gate, command = self.gate, Cancel(self.policy, id)
+    def _undoing(self, stand: Stand) -> Cancel:
+        return undoing(stand.plan, stand.id, stand.attempt, True)
+
+    async def cancel(self, stand: Stand) -> None:
+        """Undo an answered ask: its ticket leaves the line, or its grant ends as `unsent`. In the background where the
+        store cannot be reached.
+
+        The client may send the same attempt again, and is served then.
+        """
+        gate, command = self.gate, self._undoing(stand)
+        command.answered = True
         try:
             await gate._run(command)
         except BaseException as error:
-            gate._keeper.undo(command)
+            gate._keeper.later(command)
             if not isinstance(error, StoreUnavailable):
                 raise
 
@@ -239,13 +260,14 @@ class ServedGate:
             self.gate._keeper.later(command)
         return True
 
-    async def give_back(self, id: str) -> None:
+    async def give_back(self, stand: Stand) -> None:
         """End a grant as `unsent` that could not be delivered to its client."""
-        await self.release(Release(self.policy, id, "unsent"))
+        if self.gate._in_share(Release(self.policy, stand.id, "unsent")) is None:
+            await self.cancel(stand)
 
-    def give_back_later(self, id: str) -> None:
+    def give_back_later(self, stand: Stand) -> None:
         """End an undelivered grant as `unsent`, in the background."""
-        self.gate._keeper.later(Release(self.policy, id, "unsent"))
+        self.gate._keeper.later(self._undoing(stand))
 
     async def stamp(self, command: Stamp) -> Ended | Wait:
         """When the request may be written. Raises LeaseLost where the permit has ended."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..kernel.flows import Flow
     from ..kernel.plan import Plan
     from ..stores.base import InProcess, Store
+    from .permit import Terms
 
 LIVE, ENDED, UNTRACKED = 0, 1, 2
 
@@ -33,6 +34,8 @@ class Stamping:
     _store: Store
     _plan: Plan
     _at: int
+    _fence: int
+    _terms: Terms
     _state: int
     _confirmed: int
     #: When it is charged by `steady`, or somewhat before. None: nobody here knows, and the store has to say.
@@ -55,8 +58,13 @@ class Stamping:
             return 0 <= here.now() - self._at <= fresh
         return self._due is not None and 0 <= steady() - self._due <= fresh
 
+    @property
+    def _told_fence(self) -> int:
+        """What tells it from a later permit under the same id; an id that was made for it has no other."""
+        return self._fence if self._terms.attempt else 0
+
     def _stamping(self) -> Flow:
-        return flows.sent(self._plan, self.id, self._at, steady)
+        return flows.sent(self._plan, self.id, self._at, steady, self._told_fence)
 
     def _stamped(self, at: int, due: int | None) -> None:
         if not self._plan.lease:
@@ -74,4 +82,4 @@ class Stamping:
         ago = max(1, round(sent_for * SECOND))
         if self._due is not None and steady() - ago - self._due <= self._plan.template.fresh:
             return None
-        return Stamp(self._plan.policy, self.id, self._plan, self._at, ago)
+        return Stamp(self._plan.policy, self.id, self._plan, self._at, ago, self._told_fence)

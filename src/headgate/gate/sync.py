@@ -6,15 +6,15 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from .. import duration
-from ..errors import Denied, HeadgateError, IdConflict, PolicyChanged, StoreUnavailable
+from ..errors import AttemptOver, Denied, HeadgateError, IdConflict, PolicyChanged, StoreUnavailable
 from ..kernel import flows
-from ..kernel.commands import Cancel, Pause, Peek
-from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted
+from ..kernel.commands import Pause, Peek
+from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted, undoing
 from ..kernel.model import SECOND, Grant, Wait
 from .base import ONE, BaseGate, decide, ends
 from .keeper import keeper_of
 from .outage import StillAway
-from .permit import Permit, Place, Terms
+from .permit import Permit, Place
 from .stamping import steady
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
     from typing import Any, Self
 
-    from ..kernel.commands import Command
+    from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow
     from ..kernel.model import Explanation, Holder, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
@@ -140,21 +140,25 @@ class Gate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
+        cancel = undoing(plan, name, terms.attempt, terms.remembered)
         begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
                 try:
-                    first = self._outage.guard(self._store, self._standing(plan, name, terms, wait, id is None))
+                    first = self._outage.guard(self._store, self._standing(plan, name, terms, wait))
                 except BaseException as error:
-                    self._cancel_unanswered(error, name)
+                    self._cancel_unanswered(error, cancel)
                     raise
                 if first.__class__ is Grant:
                     return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant, due = self._drive(self._waiting(plan, name, terms, wait, first))
+            grant, due = self._drive(self._waiting(plan, name, terms, wait, first), cancel)
+        except AttemptOver:
+            # It was admitted, and had ended before the answer came: the lease ran out, or another process released the id.
+            return self._ask_by_id(plan, id, holder, lease, renew, wait)
         except StoreUnavailable as error:
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
@@ -168,19 +172,24 @@ class Gate(BaseGate):
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
     ) -> Place:
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
-        plan, name = self._reservable(cost, key, priority, id)
-        remembered = id is not None or self._can.remote
+        plan, name, terms = self._reservable(cost, key, priority, id)
+        cancel = undoing(plan, name, terms.attempt, terms.remembered)
+        flow = flows.reserve(plan, name, steady, terms.remembered, None, self._max_delay, terms.attempt)
         try:
-            grant, delay, due = self._drive(flows.reserve(plan, name, steady, remembered, None, self._max_delay))
+            grant, delay, due = self._drive(flow, cancel)
+        except AttemptOver:  # as in `_ask_by_id`
+            return self.reserve(cost, key, priority, id)
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return self.reserve(cost, key, priority, id)
-        due = due if id is None else None
-        permit: Permit = self._permit_for(plan, grant, name, Terms(remembered, 0, None), False, due=due)
+        permit: Permit = self._permit_for(plan, grant, name, terms, False, due=due if id is None else None)
         return Place(permit, delay / SECOND)
 
-    def _drive(self, flow: Flow, store: Store | None = None) -> Any:
-        """Run a flow in this thread; `store` is for a permit that may be of the local share."""
+    def _drive(self, flow: Flow, cancel: Cancel | None, store: Store | None = None) -> Any:
+        """Run a flow in this thread; `cancel` is what undoes its ask, where it is one.
+
+        `store` is for a permit that may be of the local share.
+        """
         from queue import Empty
 
         if store is None:
@@ -188,7 +197,7 @@ class Gate(BaseGate):
         guard = self._outage.guard if store is self._store else decide
         keeper = self._keeper
         mailbox: SimpleQueue[int | None] | None = None
-        ticket = ""
+        ticket = "" if cancel is None else cancel.id
         answer: Any = None
         sent = interrupted = False
         clean = False
@@ -198,16 +207,14 @@ class Gate(BaseGate):
                 try:
                     if isinstance(effect, Execute):
                         if mailbox is None and getattr(effect.command, "waits", False):
-                            ticket = effect.command.id  # type: ignore[attr-defined]
                             mailbox = self._mailbox(ticket)
                         try:
                             answer = guard(store, effect.command)
-                        except IdConflict as error:
-                            answer = error  # the id is another ask's: nothing of it may be undone
+                        except (AttemptOver, IdConflict) as error:
+                            answer = error  # nothing of it is there, or the id is another ask's: nothing may be undone
                         sent = True
                     elif isinstance(effect, AwaitWake):
                         if mailbox is None:  # it stood in line before
-                            ticket = effect.ticket
                             sent = True
                             mailbox = self._mailbox(ticket)
                         try:
@@ -239,9 +246,9 @@ class Gate(BaseGate):
             if mailbox is not None:
                 store.unlisten(ticket)
                 keeper.dismiss(self.name, ticket)
-                if not clean:
+                if not clean and cancel is not None:
                     # A Ctrl-C may come between any two lines, also where the flow does not see it. Twice is harmless.
-                    keeper.later(Cancel(self._policy, ticket))
+                    keeper.later(cancel)
             if not clean:
                 with suppress(BaseException):
                     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from ..errors import (
+    AttemptOver,
     Denied,
     HeadgateError,
     IdConflict,
@@ -32,6 +33,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "method-not-allowed": (405, "This cannot be done here"),
     "conflict": (409, "It contradicts what is there"),
     "id-conflict": (409, "The id stands for another ask"),
+    "attempt-over": (409, "This ask is over"),
     "lease-lost": (410, "The lease has ended"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is not of a type that is understood"),
@@ -114,6 +116,8 @@ def problem_of(error: HeadgateError) -> Problem:
         return Problem(503, "store-unavailable", str(error), retry_after=1.0)
     if isinstance(error, IdConflict):
         return Problem(409, "id-conflict", str(error))
+    if isinstance(error, AttemptOver):
+        return Problem(409, "attempt-over", str(error))
     if isinstance(error, KindChanged):
         return Problem(409, "conflict", str(error))
     if isinstance(error, LeaseLost):

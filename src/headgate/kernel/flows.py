@@ -90,15 +90,17 @@ def acquire(
     timeout: int | None = None,
     max_delay: int | None = None,
     reply: Wait | None = None,
+    attempt: str = "",
 ) -> Flow:
     """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own.
 
     Returns the grant, and the moment of `clock` at which it is charged, or somewhat before: when its ask was sent. `reply`
-    is for an ask whose ticket already stands in line: what the same ask was answered a moment ago.
+    is for an ask whose ticket already stands in line: what the same ask was answered a moment ago. `attempt` names this
+    flow where its id is a caller's.
     """
     if plan.policy.waiting == "promise":
-        return _promised(plan, id, clock, remembered, timeout, max_delay)
-    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout, reply)
+        return _promised(plan, id, clock, remembered, timeout, max_delay, attempt)
+    return _in_line(plan, id, session, clock, holder, lease, remembered, timeout, reply, attempt)
 
 
 def _in_line(
@@ -111,8 +113,10 @@ def _in_line(
     remembered: bool,
     timeout: int | None,
     reply: Any,
+    attempt: str,
 ) -> Flow:
-    stand = Stand(plan, id, holder, lease, waits=timeout != 0, session=session, remembered=remembered)
+    waits = timeout != 0
+    stand = Stand(plan, id, holder, lease, waits=waits, session=session, remembered=remembered, attempt=attempt)
     ask = Execute(stand)
     asked = clock()
     deadline = None if timeout is None else asked + timeout
@@ -146,15 +150,26 @@ def _in_line(
     finally:
         # Denied, cancelled or interrupted: no ticket, call or grant stays behind.
         if standing:
-            yield Undo(Cancel(plan.policy, id))
+            yield Undo(undoing(plan, id, attempt, remembered))
     return granted(plan, reply), stand.asked or asked
 
 
+def undoing(plan: Plan, id: str, attempt: str, remembered: bool) -> Cancel:
+    """The cancel of an ask. One that is not remembered is decided in this process, and never arrives late."""
+    return Cancel(plan.policy, id, attempt, answered=not remembered)
+
+
 def _promised(
-    plan: Plan, id: str, clock: Callable[[], int], remembered: bool, timeout: int | None, max_delay: int | None
+    plan: Plan,
+    id: str,
+    clock: Callable[[], int],
+    remembered: bool,
+    timeout: int | None,
+    max_delay: int | None,
+    attempt: str,
 ) -> Flow:
     """Reserve, and sleep until the time has come."""
-    grant, delay, due = yield from reserve(plan, id, clock, remembered, timeout, max_delay)
+    grant, delay, due = yield from reserve(plan, id, clock, remembered, timeout, max_delay, attempt)
     until = clock() + delay
     try:
         while (left := until - clock()) > 0:
@@ -162,26 +177,41 @@ def _promised(
     except BaseException:
         from .commands import Settle
 
-        yield Undo(Settle(plan, grant.at, id if remembered else "", "unsent", remembered))
+        if remembered:
+            yield Undo(undoing(plan, id, attempt, remembered))
+        else:
+            yield Undo(Settle(plan, grant.at, "", "unsent", False))
         raise
     return grant, due
 
 
 def reserve(
-    plan: Plan, id: str, clock: Callable[[], int], remembered: bool, timeout: int | None, max_delay: int | None
+    plan: Plan,
+    id: str,
+    clock: Callable[[], int],
+    remembered: bool,
+    timeout: int | None,
+    max_delay: int | None,
+    attempt: str = "",
 ) -> Flow:
     """A time at once. Returns the grant, the delay to it in microseconds of the store's clock, and, like `acquire`, when it
     is charged."""
     asked = clock()
     longest = min((bound for bound in (timeout, max_delay) if bound is not None), default=NEVER)
     # The bound is relative, the command's is absolute in the store's time: `Stand` adds it up there.
-    reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest))
+    try:
+        reply = yield Execute(Stand(plan, id, remembered=remembered, latest=longest, attempt=attempt))
+    except BaseException:
+        # The answer is lost, or nobody waits for it any more: no promise stays behind.
+        if remembered:
+            yield Undo(undoing(plan, id, attempt, remembered))
+        raise
     grant = granted(plan, reply)
     delay = max(0, grant.at - grant.now)
     return grant, delay, asked + delay
 
 
-def sent(plan: Plan, id: str, at: int, clock: Callable[[], int]) -> Flow:
+def sent(plan: Plan, id: str, at: int, clock: Callable[[], int], fence: int = 0) -> Flow:
     """Stamp a permit whose grant is no longer fresh, and wait where others have filled a bucket meanwhile.
 
     Returns when it is charged, by the store's clock and by `clock`. Raises LeaseLost where the permit has ended.
@@ -189,7 +219,7 @@ def sent(plan: Plan, id: str, at: int, clock: Callable[[], int]) -> Flow:
     # After a stamp half of the slack is the client's: what the reply took on its way is in it.
     fresh = 2 * plan.template.fresh
     stamps = 0
-    stamp = Stamp(plan.policy, id, plan, at)
+    stamp = Stamp(plan.policy, id, plan, at, fence=fence)
     while True:
         asked = clock()
         try:
@@ -199,7 +229,7 @@ def sent(plan: Plan, id: str, at: int, clock: Callable[[], int]) -> Flow:
         except PolicyChanged:
             if stamp.plan is None:
                 raise
-            stamp = Stamp(plan.policy, id)  # the guard has other limits now, and the permit on record
+            stamp = Stamp(plan.policy, id, fence=fence)  # the guard has other limits now, and the permit on record
             continue
         if isinstance(reply, Wait):
             stamp.at = reply.at if plan.policy.waiting == "promise" else reply.now

@@ -31,6 +31,7 @@ from collections import namedtuple
 from functools import lru_cache
 from operator import itemgetter
 
+from ..errors import KindChanged
 from .model import NEVER, SECOND, Wake
 from .plan import blocked_by, hold, let_go, recall
 
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         remembered: bool  #: its id was given by the caller
         called: int  #: when its call runs out; 0 while it waits
         hidden: int  #: 0, or why it stands in no lane: ASLEEP or MISSED
+        attempt: str = ""  #: the last attempt that stood under its id, where that is a caller's
 
     class LineState(NamedTuple):
         arrivals: int
@@ -81,7 +83,8 @@ if TYPE_CHECKING:
 else:
     Ticket = namedtuple(
         "Ticket",
-        "id session ref lane rank tier since arrival place weight holder lease remembered called hidden",
+        "id session ref lane rank tier since arrival place weight holder lease remembered called hidden attempt",
+        defaults=("",),  # a ticket of an older version has none
     )
     LineState = namedtuple("LineState", "arrivals tiers timer timer_at blocked turns limit free_at")
 
@@ -103,6 +106,9 @@ INSTANT = 2.0**-40
 
 #: Where something happens by itself at some time.
 CLOCKS = ("calls", "due", "sessions", "young")
+
+#: How many tickets of dead processes leave in one serving: a crowd of them holds up no other command for long.
+BURIED = 512
 
 #: Why a ticket stands in no lane: another ticket of its process missed a call, or it missed its own.
 ASLEEP, MISSED = 1, 2
@@ -128,7 +134,7 @@ def find(records: Records, id: str) -> Ticket | None:
 
 def _marked(ticket: Ticket, called: int, hidden: int) -> Ticket:
     """The same ticket, called or hidden or neither."""
-    return _new(Ticket, (*ticket[:CALLED], called, hidden))
+    return _new(Ticket, (*ticket[:CALLED], called, hidden, ticket.attempt))
 
 
 def look_up(records: Records, ids: Sequence[str], called: list[str], unknown: list[str]) -> None:
@@ -210,8 +216,9 @@ def _put_to_sleep(records: Records, session: str) -> None:
 
 
 def stand(
-    records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool
-) -> bool:
+    records: Records, now: int, plan: Plan, id: str, session: str, holder: str | None, lease: int, remembered: bool,
+    attempt: str = "",
+) -> bool:  # fmt: skip
     """A new ticket at the end of its lane. Returns whether the line must be served: it may be the first of its lane."""
     known = records.sessions.get(session) is not None
     woke = hear(records, now, session)
@@ -220,7 +227,7 @@ def stand(
     arrivals, tiers, timer, timer_at, blocked, turns, limit, free_at = line_state(records)
     ticket = _new(Ticket, (
         id, session, plan.ref, plan.lane, rank, rank, now, arrivals, place, plan.template.weight, holder, lease, remembered,
-        0, 0,
+        0, 0, attempt,
     ))  # fmt: skip
     if rank >= tiers:
         turns = (*turns, *(0.0,) * (rank + 1 - tiers))
@@ -238,14 +245,17 @@ def stand(
     return rank > 0 and now + plan.policy.patience < timer_at
 
 
-def adopt(records: Records, ticket: Ticket, session: str) -> Ticket:
-    """Its waiter came again in another process, under the same id: the ticket is that process's now, in its old place."""
+def adopt(records: Records, ticket: Ticket, session: str, attempt: str = "") -> Ticket:
+    """Its waiter came again, in another process or by another attempt: the ticket is theirs now, in its old place."""
+    if ticket.session == session:
+        ticket = records.tickets[ticket.id] = ticket._replace(attempt=attempt)
+        return ticket
     mine = records.session_tickets[ticket.session]
     mine.delete(ticket.id)
     if not mine:
         records.drop("of", ticket.session)
         records.sessions.delete(ticket.session)
-    ticket = ticket._replace(session=session)
+    ticket = ticket._replace(session=session, attempt=attempt)
     records.tickets[ticket.id] = ticket
     records.session_tickets[session].put(ticket.id, None, ticket.arrival)
     return ticket
@@ -444,12 +454,12 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
     calls = records.calls
     while calls and (first := calls.first()) is not None and first[0] <= now:
         _give_back(records, now, first[1])
-    sessions = records.sessions
-    while (first := sessions.first()) is not None and first[0] <= now:
-        for _, id in list(records.session_tickets[first[1]].scan()):
-            remove(records, now, _ticket(records, id))
-        sessions.delete(first[1])
+    done = _bury(records, now)
     state = line_state(records)
+    if not done:
+        # No ticket is called while dead ones may be among the first. The next command goes on, and the timer has one come.
+        _keep_timer(records, now, state, state.turns, [(now, "", _any_waiting(records))], ((0, 0),), ("sessions",))
+        return None
     if state.tiers > 1:
         young = records.patience
         while (first := young.first()) is not None and first[0] <= now:
@@ -464,6 +474,25 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
     if taken is not None:
         _count(records, len(records.tickets))
     return taken
+
+
+def _bury(records: Records, now: int) -> bool:
+    """Tickets of processes that were not heard of leave, so many at a time. Returns whether none of them is left."""
+    sessions, left = records.sessions, BURIED
+    while (first := sessions.first()) is not None and first[0] <= now:
+        session = first[1]
+        ids = [id for _, (_, id) in zip(range(left + 1), records.session_tickets[session].scan(), strict=False)]
+        for id in ids[:left]:
+            remove(records, now, _ticket(records, id))
+        if len(ids) > left:
+            sessions[session] = 1  # none of its tickets is to keep the timer
+            return False
+        sessions.delete(session)
+        left -= len(ids)
+        if ids:
+            # Should it live after all, it learns so; where its socket is all that is left of it, that is found and removed.
+            records.wakes.append(Wake(session, ids[-1]))
+    return True
 
 
 def _take_off(records: Records, now: int, ticket: Ticket) -> None:
@@ -529,17 +558,18 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
         if overrides:
             steps = plan.current(records)
             if plan.too_large(steps) is not None:
-                # An override has made it impossible. Its waiter asks again, and is told so.
-                records.line_state["meta"] = state._replace(turns=turns)
-                remove(records, now, ticket)
-                state = line_state(records)
+                state = _send_away(records, now, ticket, state, turns)  # an override has made it impossible
                 turns = state.turns
-                records.wakes.append(Wake(ticket.session, ticket.id))
                 continue
         member = None
         if ticket.lane:
             member = _ahead(records, steps, _order(lane, records.lanes.get(lane)[0]))
-        at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+        try:
+            at, step = (now + 1, None) if member else blocked_by(records, now, steps)
+        except KindChanged:  # since it came: a reset, or a ticket of the other kind was called first
+            state = _send_away(records, now, ticket, state, turns)
+            turns = state.turns
+            continue
         if at <= now:
             if asker is not None and ticket.id == own:
                 taken = asker.take(records, now, steps)
@@ -571,6 +601,14 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
     clocks = CLOCKS if parked or tiers > 1 else ("calls", "sessions")
     _keep_timer(records, now, state, turns, waits, tuple(blocked), clocks)
     return taken
+
+
+def _send_away(records: Records, now: int, ticket: Ticket, state: LineState, turns: tuple[float, ...]) -> LineState:
+    """A ticket that has become impossible leaves the line. Its waiter asks again, and is told why; no other command is."""
+    records.line_state["meta"] = state._replace(turns=turns)
+    remove(records, now, ticket)
+    records.wakes.append(Wake(ticket.session, ticket.id))
+    return line_state(records)
 
 
 def _look_again(records: Records, now: int, due: Space, looked: dict[str, str]) -> int:

@@ -305,6 +305,8 @@ class Snapshot:
     overrides: tuple[Override, ...] = ()
     decision: Any = None
     waiters: tuple[Any, ...] = ()
+    #: Since when the line should have been served, in the store's time; 0 where nothing in it is due.
+    overdue: int = 0
 
 
 def names_of(kind: type) -> tuple[str, ...]:

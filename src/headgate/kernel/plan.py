@@ -9,7 +9,7 @@ It is a little over 500 lines because policy, template and plan are one thing at
 
 from __future__ import annotations
 
-from ..errors import InvalidInput, figure
+from ..errors import InvalidInput, KindChanged, figure
 from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
 
@@ -271,8 +271,24 @@ def hold(records: Records, now: int, steps: Steps, lease: Lease) -> None:
 
 
 def let_go(records: Records, now: int, steps: Steps, lease: Lease) -> None:
+    """Give back what `hold` kept. Where the state was lost and another kind came in its place, nothing of it is left."""
     for step in steps:
-        step.limit.hold(records, now, step.member, -step.cost, lease)
+        if not is_another_kind(records, step):
+            step.limit.hold(records, now, step.member, -step.cost, lease)
+
+
+def is_another_kind(records: Records, step: Step) -> bool:
+    """Whether the store holds another kind of limit under the name of a step: its own state was reset or lost."""
+    state = records.states.get(step.member)
+    return state is not None and state[0] != step.limit.kind
+
+
+def check_kinds(records: Records, steps: Steps) -> None:
+    """Raise KindChanged where the store holds another kind of limit under a name. `earliest` does it by itself."""
+    for step in steps:
+        if is_another_kind(records, step):
+            was = records.states.get(step.member)[0]
+            raise KindChanged(gate=records.gate, limit=step.member, was=was, now=step.limit.kind)
 
 
 class Policy:

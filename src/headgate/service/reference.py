@@ -33,9 +33,13 @@ they hold their gate, so that they are all it takes to renew and release.
 
 - **Waiting.** `wait` on an acquire is a long poll: the answer comes with the turn, or as 429 when the time is over.
   Hang up, and you leave the line. A grant that nobody is there to take is given back, unless you gave it an `id`.
-- **Ids.** With an `id` of your own you can ask again after any failure: the same ask gets the same permit, or its old
-  place in the line. It is remembered until its permit ends and 60 s more. A place is kept for 5 s after `wait` is over,
-  and for 10 s where a guard went down.
+- **Ids.** With an `id` of your own you can ask again after any failure: while its permit lives, the same ask gets the
+  same permit, or its old place in the line. A place is kept for 5 s after `wait` is over, and for 10 s where a guard
+  went down. After the end of its permit an `id` is a new ask ([all cases](gate.md#ids)).
+- **Attempts.** Where a request may arrive twice, or after you have given up (a client or a proxy that sends it again),
+  name the ask with an `attempt` beside its `id`, the same in each of its requests: it is admitted at most once. A request
+  that comes after its permit has ended is answered with 409 `attempt-over` for 60 s, and so is one of an ask that was
+  cancelled before it was answered. To ask again, use another `attempt`.
 - **Leases.** A permit of a gate with a concurrency limit has a `lease` (seconds): renew it every third of that, or it
   ends by itself.
 - **Headers.** `RateLimit-Policy` and `RateLimit` on every answer to an acquire or a reserve and on `GET /v1/gates/{gate}`

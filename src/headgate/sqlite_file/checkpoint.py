@@ -12,6 +12,8 @@ from contextlib import suppress
 from time import monotonic
 from urllib.parse import quote
 
+from ..background import is_ending, start_daemon
+
 #: Rows that this process writes between two checkpoints. A long log is slow to search for pages that change all the time.
 EVERY = 1000
 #: Pages of log from which on all writers wait a moment, so that it can begin anew: as long as they go on, it cannot. The
@@ -40,17 +42,15 @@ class Checkpointer:
         if self._rows >= EVERY:
             self._rows = 0
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="headgate-checkpoint", daemon=True)
-                with suppress(RuntimeError):  # there can be no more threads, or the interpreter ends
-                    thread.start()
-                    self._thread = thread
+                with suppress(RuntimeError):  # there can be no more threads
+                    self._thread = start_daemon("headgate-checkpoint", self._run)
             self._due.set()
 
     def stop(self) -> None:
         thread, self._thread = self._thread, None
         self._stop.set()
         self._due.set()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and not is_ending():
             thread.join()
 
     def abandon(self) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         def after_fork_in_child(self) -> None:
             """Begin anew: without the parent's files, sockets, locks and threads."""
 
-        def close(self) -> None:
-            """At the end of the process."""
+        def end(self) -> None:
+            """At the end of the process: close them, but do not wait for long."""
 
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -57,4 +57,4 @@ os.register_at_fork(
     after_in_parent=_for_all("after_fork_in_parent"),
     after_in_child=_for_all("after_fork_in_child"),
 )
-atexit.register(_for_all("close"))
+atexit.register(_for_all("end"))

@@ -11,6 +11,9 @@ import socket
 import threading
 from contextlib import suppress
 from hashlib import blake2b
+from random import sample
+
+from ..background import is_ending, start_daemon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ IDLE = 30.0
 #: What fits into a socket's address everywhere (104 bytes on macOS, 108 on Linux).
 _LONGEST = 100
 
-#: How many sockets are probed when one is made, to remove those of processes that were killed.
+#: How many sockets are probed when one is made, is idle or is closed, to remove those of processes that were killed.
 _SWEPT = 64
 
 
@@ -78,7 +81,7 @@ class WakeSocket:
 
         Where there can be none (a read-only directory), waiters live by their timers.
         """
-        if self._receiver is not None:
+        if self._receiver is not None or is_ending():
             return
         with self._lock:
             if self._receiver is not None:
@@ -86,7 +89,7 @@ class WakeSocket:
             self._receiver = receiver = self._bound()
             if receiver is not None:
                 self._sweep()
-                threading.Thread(target=self._run, args=(receiver,), name="headgate-wake", daemon=True).start()
+                start_daemon("headgate-wake", self._run, receiver)
 
     def _bound(self) -> socket.socket | None:
         for _ in range(3):
@@ -109,6 +112,7 @@ class WakeSocket:
                 try:
                     message = receiver.recv(4096)
                 except TimeoutError:
+                    self._sweep()
                     if self._retire(receiver):
                         return
                     continue
@@ -132,7 +136,8 @@ class WakeSocket:
         """Remove sockets of processes that were killed: they refuse a connection."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             mine = f"{self._name}.sock"
-            for name in [name for name in os.listdir(self._folder) if name != mine][:_SWEPT]:
+            others = [name for name in os.listdir(self._folder) if name != mine]
+            for name in sample(others, min(len(others), _SWEPT)):  # not always the same: those may all be alive
                 address = os.path.join(self._folder, name)
                 try:
                     probe.connect(address)
@@ -171,6 +176,7 @@ class WakeSocket:
                 knock.setblocking(False)
                 knock.sendto(b"", self._address(self._name))
             _remove(self._address(self._name))
+            self._sweep()
             with suppress(OSError):
                 os.rmdir(self._folder)  # fails unless this process was the last one
 

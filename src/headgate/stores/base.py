@@ -135,8 +135,6 @@ class Capabilities:
     instant: bool = False
     #: The state is in this process: `InProcess`.
     in_process: bool = False
-    #: It recognises its own retries, so a gate may mark an id as made for this very ask (`Stand.fresh`).
-    recognises_retries: bool = False
     #: Wakes of other processes can be told here: `Forwarding`.
     forwards_wakes: bool = False
     #: It compares what other processes have seen of a gate with its own state: `Comparing`.

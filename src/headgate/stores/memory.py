@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from time import monotonic_ns
 
+from ..background import check_free, is_ending
 from ..clock import anchored_clock
 from ..errors import HeadgateError
 from ..kernel.commands.base import begin, compare
@@ -58,6 +59,8 @@ class MemoryStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         replies = []
         touched = set()
+        if is_ending():
+            check_free(self._lock, self.url)
         with self._lock:
             now = self._clock()
             for command in commands:
@@ -75,6 +78,8 @@ class MemoryStore:
     def decide(self, command: Command) -> Any:
         records = self._gates.get(command.gate) or self._records(command.gate)
         wakes = None
+        if is_ending():
+            check_free(self._lock, self.url)
         with self._lock:
             try:  # as in `run`, without its call
                 reply = command.apply(self._clock(), records)
@@ -97,6 +102,8 @@ class MemoryStore:
 
         def call(decision: Callable[..., Any], plan: Plan, id: str, third: Any, fourth: Any) -> Any:
             lock = self._lock
+            if is_ending():
+                check_free(lock, self.url)
             # `with` would take twice as long. A KeyboardInterrupt may come right after `acquire`, so that is inside, and a
             # lock that knows its owner tells whether it was taken.
             try:

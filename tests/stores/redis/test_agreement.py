@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Bucket, Concurrency, Window
-from headgate.kernel.commands import Admit, Cancel, Command, Pause, Peek, Release, Reset, Settle, Stand
+from headgate.errors import KindChanged
+from headgate.kernel.commands import Admit, Cancel, Command, Pause, Peek, Release, Renew, Reset, Settle, Stand
 from headgate.kernel.model import SECOND, Grant
 from headgate.kernel.plan import Plan, Policy
 from headgate.stores.memory import MemoryStore
@@ -235,7 +236,7 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
         asks = [stand(plan(cost, orgs), f"id-{next(ids)}") for _ in range(size)]
         if numbers.random() < 0.5:
             for ask in asks:
-                ask.fresh, ask.holder = True, None
+                ask.holder = None
             return list(asks)
         commands: list[Command] = list(asks)
         for _ in range(
@@ -253,8 +254,6 @@ def test_a_crowd_that_asks_alike_is_decided_and_remembered_as_one_by_one(
             commands = crowd(numbers.choice([2, 7, 40, 120]))
             stores.execute(commands)
             again = [command for command in commands if isinstance(command, Stand)]
-            for ask in again:
-                ask.fresh = False
             stores.execute([*again, Peek(policy, leases=True)])
 
 
@@ -312,3 +311,48 @@ def test_a_look_at_what_can_never_fit_is_answered_at_once(pair: Callable[[], Pai
         history = History(stores, FAMILIES["places"])
         history.execute([("stand", (0, 0, 0, 0), 0), ("look", (0, 3, 0, 0))])
         assert "Refusal" in history.story[-1]
+
+
+def test_a_ticket_that_becomes_another_kind_leaves_the_line_as_in_the_core(pair: Callable[[], Pair]) -> None:
+    slots = Concurrency(1, lease="1m", name="c")
+    old = Policy("turns", [Window(9, per="10s", name="x"), slots])
+    new = Policy("turns", [Bucket(9, per="10s", name="x"), slots])
+
+    def stand(policy: Policy, id: str) -> Stand:
+        plan = policy.plan()
+        return Stand(plan, id, None, plan.lease, waits=True, session=id)
+
+    with pair() as stores:
+        [held] = stores.execute([stand(old, "held")])
+        stores.execute([Reset("turns", "x"), stand(old, "a"), stand(new, "b"), stand(old, "c")])
+        stores.execute([Settle(old.plan(), held.at, "held", "error")])
+        [taken, _, refused] = stores.execute([stand(old, "a"), stand(old, "c"), stand(new, "d")])
+        assert isinstance(taken, Grant)
+        assert isinstance(refused, KindChanged)
+        stores.execute([Settle(old.plan(), taken.at, "a", "error")])
+        gone, taken, _ = stores.execute([stand(new, "b"), stand(old, "c"), Peek(old, waiters=True)])
+        assert isinstance(gone, KindChanged)
+        assert isinstance(taken, Grant)
+
+
+def test_a_dead_crowd_leaves_the_line_as_in_the_core_so_many_at_a_time(pair: Callable[[], Pair]) -> None:
+    policy = Policy("crowd", [Concurrency(1, lease="1m", name="c")])
+    plan = policy.plan()
+
+    def stand(id: str, session: str) -> Stand:
+        return Stand(plan, id, None, plan.lease, waits=True, session=session)
+
+    with pair() as stores:
+        [held] = stores.execute([stand("held", "holder")])
+        for name, size in (("dead", 700), ("gone", 600), ("alive", 2)):
+            stores.execute([stand(f"{name}-{number}", name) for number in range(size)])
+        stores.clock.advance("6s")
+        stores.execute([Renew("crowd", (), "alive", ("alive-0",))])
+        stores.clock.advance("5s")
+        left = []
+        # There is room from the first on, and none of the dead is called.
+        for command in (Settle(plan, held.at, "held", "ok"), Admit(plan, "new", None, plan.lease), Renew("crowd")):
+            stores.execute([command, Peek(policy, waiters=True)])
+            left.append(len(stores.core._gates["crowd"].tickets))
+        assert left == [1302 - 512, 1302 - 1024, 2]
+        stores.execute([stand("alive-0", "alive"), stand("alive-1", "alive"), Peek(policy)])

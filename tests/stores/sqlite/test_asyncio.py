@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import StoreUnavailable
+from headgate import AsyncGate, Concurrency, Gate, StoreUnavailable
 from headgate.kernel.commands import Peek
 from headgate.stores.sqlite import SqliteStore
 from tests.support.sqlite import ask, rate, writing
@@ -108,3 +108,26 @@ def test_asyncio_is_told_as_soon_when_nobody_gets_on(path: str, store: SqliteSto
             return time.monotonic() - began
 
     assert asyncio.run(main()) < 1.5
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("id", [None, "mine"])
+def test_a_task_that_is_cancelled_when_another_thread_has_decided_its_ask_keeps_no_slot(
+    path: str, store: SqliteStore, id: str | None
+) -> None:
+    limits = [Concurrency(5, lease="1h", name="slots")]
+    watch = Gate("g", limits, store=store)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(AsyncGate("g", limits, store=store).acquire(id=id))
+        with writing(path):
+            while not store._transactions.queue:
+                await asyncio.sleep(0)
+        watch.acquire().release()  # its transaction decides what is queued, while the loop stands still
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while watch.usage()["slots"].used:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...errors import IdConflict, KindChanged
+from ...errors import AttemptOver, IdConflict, KindChanged
 from .. import line
 from ..limits import NO_LEASE
 from ..model import NEVER, Grant, Refusal, Wait
-from ..plan import Plan, charge, earliest, remember
+from ..plan import Plan, charge, check_kinds, earliest, remember
 from .base import REAP_MASK, Command, begin, steps_in_force, too_large
-from .permits import REMEMBER, TAKEN_BACK, permit_of, put_permit
+from .permits import REMEMBER, bury_attempts, is_buried, join, name_of, permit_lives, permit_of, put_permit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ class Admit(Command):
 
     The attributes that `Stand` can set: `waits` makes a ticket of what cannot go now; the same ask with the same id again
     then takes its call. `remembered` says that the id was given by a caller, or that the reply may be lost: the grant is on
-    record under it, and the same ask again gets the same permit. On a promise gate the grant may lie in the future, but not
-    more than `latest` microseconds.
+    record under it, and while the permit lives, the same ask again gets the same permit. `attempt` is which call of a
+    caller's it is, where the id is the caller's: after the end of the permit another attempt is a new ask, and the same
+    attempt is over (`AttemptOver`). On a promise gate the grant may lie in the future, but not more than `latest`
+    microseconds.
     """
 
     __slots__ = ("holder", "id", "lease", "plan")
@@ -90,6 +92,7 @@ class Admit(Command):
     session = ""
     remembered = False
     latest = NEVER
+    attempt = ""
     #: Nothing but the limits themselves decides about it, unless the head says otherwise.
     plain = True
 
@@ -107,19 +110,16 @@ class Admit(Command):
 
     def _apply(self, now: int, records: Records) -> Decision | Exception:
         plan = self.plan
-        if self.remembered and (known := permit_of(records, self.id)) is not None:
-            if known.ends + REMEMBER <= now:
-                records.space("permits").delete(self.id)  # forgotten, and only not yet reaped
-            elif known.ended != TAKEN_BACK:
-                return self._again(now, known)
+        if self.remembered and (reply := self._known(now, records)) is not None:
+            return reply
         head = records.head
         if head.tickets:
             state = line.line_state(records)
             ticket = line.find(records, self.id) if self.id else None
             heard = False
             if ticket is not None:
-                if self.waits and ticket.session != self.session:
-                    ticket = line.adopt(records, ticket, self.session)
+                if self.waits and (ticket.session != self.session or ticket.attempt != self.attempt):
+                    ticket = line.adopt(records, ticket, self.session, self.attempt)
                 heard = line.hear(records, now, ticket.session, ticket)
             if heard or now >= state.timer_at:
                 taken: Grant | None = line.serve(records, now, self if self._goes_by(records, ticket) else None)
@@ -138,7 +138,9 @@ class Admit(Command):
         last: Step | None = None
         if paused > now:
             at = paused
+            check_kinds(records, steps)
         elif tickets and line.is_behind(records, plan, state):
+            check_kinds(records, steps)
             if not self.waits:
                 return self._in_line(state, now, tickets + 1, paused)
         else:
@@ -148,11 +150,15 @@ class Admit(Command):
         if not self.waits:
             return self._wait(records, now, at, last)
         remember(records, plan.policy)
-        if line.stand(records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered):
+        if line.stand(
+            records, now, plan, self.id, self.session, self.holder, self.lease, self.remembered, self.attempt
+        ):
             taken = line.serve(records, now, self)
             if taken is not None:
                 return taken
             ticket = line.find(records, self.id)
+            if ticket is None:
+                check_kinds(records, steps)  # another kind was called first, under a name that had no state before
             assert ticket is not None
             return self._ticket(records, now, ticket)
         return self._in_line(state, now, tickets + 1, paused)
@@ -177,12 +183,31 @@ class Admit(Command):
         if expires or self.remembered:
             remember(records, self.plan.policy)
         if self.remembered:
-            put_permit(records.space("permits"), self.id, self.plan.ref, at, expires, seq, worth)
+            if self.attempt:
+                bury_attempts(records, self.id)
+            put_permit(records.space("permits"), self.id, self.plan.ref, at, expires, seq, worth, self.attempt)
         return _new(Grant, (at, expires, seq, worth, promised))
 
-    def _again(self, now: int, known: PermitRecord) -> Grant | Exception:
+    def _known(self, now: int, records: Records) -> Grant | Exception | None:
+        """What is to be answered without deciding anything: the permit that lives under the id, or that it is over."""
+        id, attempt = self.id, self.attempt
+        if attempt and is_buried(records, name_of(id, attempt), now):
+            return attempt_over(self.gate, id)
+        known = permit_of(records, id)
+        if known is None:
+            return None
+        if known.ends + REMEMBER <= now:
+            records.space("permits").delete(id)  # forgotten, and only not yet reaped
+            return None
+        if permit_lives(known, now):
+            return self._again(now, records, known)
+        return attempt_over(self.gate, id) if not attempt or attempt in known.attempts.split() else None
+
+    def _again(self, now: int, records: Records, known: PermitRecord) -> Grant | Exception:
         if not same(known.ref, self.plan.ref):
             return self._conflict()
+        if self.attempt or known.attempts:
+            join(records, now, self.id, known, self.attempt)
         if self.plan.policy.waiting == "promise":
             return Grant(known.sent or known.at, 0, known.fence, known.worth_confirming, now)
         return Grant(known.at, known.ends if known.leased else 0, known.fence, known.worth_confirming, 0)
@@ -198,8 +223,10 @@ class Admit(Command):
             return self._conflict()
         if ticket.called:
             # Taking a call: what was held goes, and the charge is stamped now.
+            steps = steps_in_force(records, now, self.plan)
+            check_kinds(records, steps)  # another version of the configuration may ask now than stood in line
             line.remove(records, now, ticket)
-            grant = self._grant(records, now, steps_in_force(records, now, self.plan), now)
+            grant = self._grant(records, now, steps, now)
             if records.head.tickets and not line.is_certain(records, now, self.plan, ticket.called):
                 line.serve(records, now)
             self._drop_own_wakes(records)
@@ -243,7 +270,7 @@ class Admit(Command):
 class Stand(Admit):
     """Ask for a permit in all generality: stand in line for it, go by an id that is remembered, take a promise."""
 
-    __slots__ = ("asked", "fresh", "latest", "remembered", "session", "waits")
+    __slots__ = ("asked", "attempt", "fresh", "latest", "remembered", "session", "waits")
     plain = False
 
     def __init__(
@@ -257,6 +284,7 @@ class Stand(Admit):
         session: str = "",
         remembered: bool = False,
         latest: int = NEVER,
+        attempt: str = "",
     ) -> None:
         # What Admit does, without asking for it: there is one of these for every ask that may wait.
         self.gate = plan.policy.name
@@ -268,6 +296,7 @@ class Stand(Admit):
         self.session = session
         self.remembered = remembered
         self.latest = latest
+        self.attempt = attempt
         #: The id was made for this very command, so no other command has asked under it: its caller says so.
         self.fresh = False
         #: When it was sent by the caller's own clock, where that was before the caller asked; 0: it was not.
@@ -287,6 +316,8 @@ class Stand(Admit):
         permits = records.space("permits")
         if not self.fresh and permits.get(id) is not None:
             return None
+        if (attempt := self.attempt) and permits.get(f"{id} {attempt}") is not None:  # `name_of`
+            return None
         for member, free in plan.slots:  # as in `admit`, which would refuse there in its own way
             state = records.states.get(member)
             if state is None or len(records.leases[member]) > free or state[0] != "concurrency":
@@ -299,7 +330,7 @@ class Stand(Admit):
             return None
         at, expires, fence, worth, _ = grant
         remember(records, plan.policy)
-        put_permit(permits, id, plan.ref, at, expires, fence, worth)
+        put_permit(permits, id, plan.ref, at, expires, fence, worth, attempt)
         return grant
 
 
@@ -311,6 +342,13 @@ def earliest_now(records: Records, now: int, steps: Steps) -> tuple[int, Step | 
         if then > at:
             at, last = then, step
     return at, last
+
+
+def attempt_over(gate: str, id: str) -> AttemptOver:
+    return AttemptOver(
+        f"gate {gate!r}: this ask under the id {id!r} is over: its permit has ended, or it was cancelled; ask again, "
+        f"which is another ask, to be admitted anew"
+    )
 
 
 def same(ref: Any, other: Ref) -> bool:

@@ -77,7 +77,10 @@ class Peek(Command):
         )
         waiters = self._waiters(records) if self.waiters and tickets else ()
         until = paused if paused > now else 0
-        return Snapshot(now, head.seq, until, head.reason, tickets, limits, leases, values, decision, waiters)
+        overdue = 0
+        if tickets and (due_at := line.line_state(records).timer_at) <= now:
+            overdue = due_at
+        return Snapshot(now, head.seq, until, head.reason, tickets, limits, leases, values, decision, waiters, overdue)
 
     def _describe(self, records: Records, now: int, step: Step) -> LimitUsage:
         usage = step.limit.describe(records, now, step.member, step.value)

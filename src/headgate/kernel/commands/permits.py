@@ -1,6 +1,14 @@
 """PURE. Permits on record and the rows of leases: as named records here, as tuples in a store.
 
-A stored tuple ends with the times of the confirmation and of the sent stamp only where there was one, so most are shorter.
+A stored tuple ends with the time of the confirmation, the attempts and the time of the sent stamp only where there are any,
+so most are shorter.
+
+An *attempt* is one call of `acquire`, `try_acquire` or `reserve`: all that is sent for it, however often, is the same ask,
+and a later call under the same id is another. An id that a gate made is used by one attempt, and is its name; an attempt
+under a caller's id has a name of its own. A permit has the names of the attempts that were answered with it. An attempt is
+*over* once its permit has ended or it was cancelled: for REMEMBER more it admits nothing, in whatever order its commands
+arrive. While the record of the permit is there, that says so; where another permit took its place, or there never was one,
+a *tombstone* does: the record of a permit that has ended, under the id and the attempt.
 """
 
 from __future__ import annotations
@@ -25,11 +33,13 @@ if TYPE_CHECKING:
         ends: int
         fence: int
         leased: bool
-        #: False while it lives, True, or TAKEN_BACK.
+        #: False until it is ended; its lease may have expired all the same: see `permit_lives`. Older state may say 2.
         ended: int
         worth_confirming: bool
         #: When it was confirmed; 0 if it was not.
         confirmed: int
+        #: The attempts that were answered with it, separated by spaces; empty where its id is the only one.
+        attempts: str
         #: From when on it is charged since its sent stamp; 0 where that is its grant.
         sent: int
 
@@ -45,7 +55,7 @@ if TYPE_CHECKING:
         #: From when on its permit is charged since its sent stamp; 0 where that is its grant.
         sent: int
 else:
-    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed sent")
+    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed attempts sent")
     LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed sent")
 
 #: A record from its parts: naming them takes longer.
@@ -54,27 +64,27 @@ _new = tuple.__new__
 #: For how long an id is remembered after its permit ended.
 REMEMBER = 60 * SECOND
 
-#: How a permit on record has ended: False while it lives, True, or with its charge given back. Asked again, the last is a
-#: new ask: to answer it with the old permit would let it pass uncharged.
-TAKEN_BACK = 2
+#: How many attempts a permit knows by name; and what stands for all others, which nobody can cancel.
+MOST_ATTEMPTS, OTHERS = 8, "*"
 
 #: How many parts the stored tuple of a permit and of a lease has that was neither confirmed nor stamped.
 UNCONFIRMED_PERMIT, UNCONFIRMED_LEASE = 7, 4
 
-#: By how many parts a stored tuple is short of the record: what stands there then.
-_MISSING = ((), (0,), (0, 0))
+#: What such tuples leave out, from there on.
+_PERMIT_LEFT_OUT, _LEASE_LEFT_OUT = (0, "", 0), (0, 0)
 
 
 def read_permit(stored: Any) -> PermitRecord:
-    return _new(PermitRecord, (*stored, *_MISSING[UNCONFIRMED_PERMIT + 2 - len(stored)]))
+    return _new(PermitRecord, (*stored, *_PERMIT_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))
 
 
 def read_lease(stored: Any) -> LeaseRow:
-    return _new(LeaseRow, (*stored, *_MISSING[UNCONFIRMED_LEASE + 2 - len(stored)]))
+    return _new(LeaseRow, (*stored, *_LEASE_LEFT_OUT[len(stored) - UNCONFIRMED_LEASE :]))
 
 
 def stored_permit(permit: PermitRecord) -> tuple[Any, ...]:
-    return tuple(permit[: UNCONFIRMED_PERMIT + (2 if permit.sent else 1 if permit.confirmed else 0)])
+    told = 3 if permit.sent else 2 if permit.attempts else 1 if permit.confirmed else 0
+    return tuple(permit[: UNCONFIRMED_PERMIT + told])
 
 
 def stored_lease(row: LeaseRow) -> tuple[Any, ...]:
@@ -84,19 +94,72 @@ def stored_lease(row: LeaseRow) -> tuple[Any, ...]:
 def permit_of(records: Records, id: str) -> PermitRecord | None:
     """The permit on record under an id."""
     stored = records.space("permits").get(id)
-    return None if stored is None else read_permit(stored)
+    if stored is None:
+        return None
+    return _new(PermitRecord, (*stored, *_PERMIT_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))  # `read_permit`
 
 
-def put_permit(permits: Space, id: str, ref: Ref, at: int, expires: int, fence: int, worth: bool) -> None:
+def permit_lives(permit: PermitRecord, now: int) -> bool:
+    """Whether a permit on record has not ended, and its lease has not expired unseen."""
+    return not permit.ended and (not permit.leased or permit.ends > now)
+
+
+def put_permit(
+    permits: Space, id: str, ref: Ref, at: int, expires: int, fence: int, worth: bool, attempt: str = ""
+) -> None:
     """A new permit goes on record."""
     ends = expires or at
-    permits.put(id, (ref, at, ends, fence, bool(expires), False, worth), ends + REMEMBER)
+    stored = (ref, at, ends, fence, bool(expires), False, worth)
+    permits.put(id, (*stored, 0, attempt) if attempt else stored, ends + REMEMBER)
 
 
-def end_permit(permits: Space, id: str, permit: PermitRecord, now: int, ended: int) -> None:
-    """A permit on record has ended: it stays for REMEMBER, without the times of its confirmation and its stamp."""
-    ref, at, _, fence, leased, _, worth, _, _ = permit
-    permits.put(id, (ref, at, now, fence, leased, ended, worth), now + REMEMBER)
+def end_permit(permits: Space, id: str, permit: PermitRecord, now: int) -> None:
+    """A permit on record has ended, now or when its lease expired: it stays for REMEMBER, without its confirmation and its
+    stamp."""
+    ref, at, ends, fence, leased, _, worth, _, attempts, _ = permit
+    if not leased or ends > now:
+        ends = now
+    stored = (ref, at, ends, fence, leased, True, worth)
+    permits.put(id, (*stored, 0, attempts) if attempts else stored, ends + REMEMBER)
+
+
+def name_of(id: str, attempt: str) -> str:
+    """The name of a tombstone. No id and no attempt has a space in it."""
+    return f"{id} {attempt}" if attempt else id
+
+
+def bury(permits: Space, name: str, over_at: int) -> None:
+    """Put a tombstone: whatever asks under this name was over at that moment, or is known to have been later."""
+    known = permits.get(name)
+    if known is None or read_permit(known).ends < over_at:
+        permits.put(name, ((), over_at, over_at, 0, False, True, False), over_at + REMEMBER)
+
+
+def is_buried(records: Records, name: str, now: int) -> bool:
+    """Whether there is a tombstone of this name that still counts."""
+    known = permit_of(records, name)
+    return known is not None and bool(known.ended) and known.ends + REMEMBER > now
+
+
+def bury_attempts(records: Records, id: str) -> None:
+    """Another permit takes the place of the ended one that is on record under an id: its attempts stay over."""
+    known = permit_of(records, id)
+    if known is not None:
+        for attempt in known.attempts.replace(OTHERS, "").split():
+            bury(records.space("permits"), name_of(id, attempt), known.ends)
+
+
+def join(records: Records, now: int, id: str, permit: PermitRecord, attempt: str) -> None:
+    """One more attempt is answered with a permit that lives. The permit ends by a cancel only when all have cancelled."""
+    names = (permit.attempts or OTHERS).split()
+    if attempt in names:
+        return
+    permits = records.space("permits")
+    if attempt and len(names) >= MOST_ATTEMPTS:
+        bury(permits, name_of(id, attempt), now)
+        attempt = ""
+    if (attempt or OTHERS) not in names:
+        permits[id] = stored_permit(permit._replace(attempts=" ".join((*names, attempt or OTHERS))))
 
 
 def lease_of(records: Records, policy: Policy, id: str) -> LeaseRow | None:

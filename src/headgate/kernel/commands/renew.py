@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Renew(Command):
-    """One heartbeat for a process: its leases live on, and its tickets keep their places.
+    """One heartbeat for a process: its leases live on, and its tickets keep their places. With neither it serves the line.
 
     A heartbeat never shortens a lease: another process may have extended it by its id (`exactly` is for that).
     `leases` are (plan, id, granted at, length, fence, holder). Replies with the new expiries, the ids whose leases had
@@ -48,12 +48,11 @@ class Renew(Command):
         expires = {lease[1]: self._renew(records, now, before, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
-        if (
-            self.tickets
-            and waiting
-            and (line.hear(records, now, self.session) or now >= line.line_state(records).timer_at)
-        ):
-            line.serve(records, now)
+        if waiting:
+            # Also where it has no ticket here: those in line may all be dead.
+            woke = self.tickets and line.hear(records, now, self.session)
+            if woke or now >= line.line_state(records).timer_at:
+                line.serve(records, now)
         if self.tickets:
             line.look_up(records, self.tickets, called, unknown)
         state = line.line_state(records)
@@ -67,11 +66,15 @@ class Renew(Command):
     ) -> int:  # fmt: skip
         expires = now + length
         slots = [step for step in plan.steps if step.limit.leased]
+        permit = permit_of(records, id)
+        if permit is not None and (permit.ended or permit.fence != fence):
+            return 0  # it has ended, and the id may be another permit's by now
         for step in slots:
             leases = records.leases[step.member]
             prune(leases, now)
+            row = leases.get(id)
             # Where the store lost its state, the holder has not lost its slot: it registers again.
-            if leases.get(id) is None and not at < before:
+            if not at < before if row is None else read_lease(row).fence != fence:
                 return 0
             if not self.exactly:
                 expires = max(expires, leases.score(id) or 0)
@@ -80,7 +83,6 @@ class Renew(Command):
             told = (0, 0) if known is None else read_lease(known)[4:]
             row = stored_lease(LeaseRow(plan.ref, at, fence, holder, *told))
             step.limit.charge(records, now, step.member, 1.0, step.value, at, (id, expires, row))
-        permit = permit_of(records, id)
         if permit is not None:
             records.space("permits")[id] = stored_permit(permit._replace(ends=expires))
         return expires
@@ -101,9 +103,10 @@ class Extend(Command):
         self.length = length
 
     def apply(self, now: int, records: Records) -> Pulse:
-        found = permit_of(records, self.id) or lease_of(records, self.policy, self.id)
+        known = permit_of(records, self.id)
+        found = known or lease_of(records, self.policy, self.id)
         row = None
-        if found is not None:
+        if found is not None and not (known is not None and known.ended):
             plan = recall(records, found.ref, self.policy)
             member = next((step.member for step in plan.steps if step.limit.leased), None)
             row = None if member is None else records.leases[member].get(self.id)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from .. import line
 from ..limits import prune
 from ..model import OUTCOMES, Ended, checked_outcome
-from ..plan import Plan, recall
+from ..plan import Plan, is_another_kind, recall
 from .base import ENDED, LOST, REAP_MASK, Command, begin, pause
-from .permits import TAKEN_BACK, end_permit, lease_of, permit_of, read_lease, stored_lease, stored_permit
+from .permits import (
+    bury,
+    end_permit,
+    lease_of,
+    name_of,
+    permit_lives,
+    permit_of,
+    read_lease,
+    stored_lease,
+    stored_permit,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,10 +78,11 @@ class Settle(Command):
     """A permit ends (`outcome`), is confirmed (neither), or is settled to what it really cost (`actual`).
 
     `at` is when it was granted, in the store's time, unless a sent stamp is on record; `id` is empty where nothing in the
-    store goes by it. Delays are in microseconds.
+    store goes by it. `fence` is that of the permit where its id is a caller's, who may have another permit under it by now;
+    0: whichever is there. Delays are in microseconds.
     """
 
-    __slots__ = ("actual", "at", "confirmed", "id", "outcome", "plan", "remembered", "retry_after", "worth")
+    __slots__ = ("actual", "at", "confirmed", "fence", "id", "outcome", "plan", "remembered", "retry_after", "worth")
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class Settle(Command):
         actual: Mapping[str, float] | None = None,
         confirmed: int = 0,
         worth: bool = True,
+        fence: int = 0,
     ) -> None:
         self.gate = plan.policy.name
         self.plan = plan
@@ -98,6 +110,7 @@ class Settle(Command):
         self.remembered = remembered
         #: What the grant said of a confirmation; when in doubt, True.
         self.worth = worth
+        self.fence = fence
 
     def apply(self, now: int, records: Records) -> Ended:
         plan, outcome = self.plan, self.outcome
@@ -106,10 +119,12 @@ class Settle(Command):
         steps = plan.current(records) if head.overrides else plan.steps
         permit, confirmed = None, self.confirmed
         if self.remembered and (permit := permit_of(records, self.id)) is not None:
-            if permit.ended:
+            if permit.ended or (self.fence and permit.fence != self.fence):
                 return LOST  # releasing twice is harmless, and the second release is told
             # A confirmation that is said again, since its reply was lost, must not shorten what another permit was charged.
             confirmed = confirmed or permit.confirmed
+        if self.fence and self._is_anothers(records, steps):
+            return LOST
         lost = bool(plan.lease) and not lives(records, now, steps, self.id)
         at = charged_at(records, steps, permit, self.id, self.at)
         if outcome is None and self.actual is None:
@@ -117,8 +132,7 @@ class Settle(Command):
         adapted = outcome is not None and self._end_lease(records, now, steps, lost)
         self._amounts(records, now, steps, lost, confirmed, at)
         if outcome is not None and permit is not None:
-            ended = TAKEN_BACK if OUTCOMES[outcome].refunds else True
-            end_permit(records.space("permits"), self.id, permit, now, ended)
+            end_permit(records.space("permits"), self.id, permit, now)
         if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
             pause(records, now + self.retry_after, f"upstream: {outcome}")
         if head.tickets:
@@ -152,6 +166,13 @@ class Settle(Command):
         if permit is not None:
             records.space("permits")[self.id] = stored_permit(permit._replace(confirmed=now))
 
+    def _is_anothers(self, records: Records, steps: Steps) -> bool:
+        """Whether the lease under its id is that of another permit: the id was asked again after this one had ended."""
+        for step in steps:
+            if step.limit.leased and (row := records.leases[step.member].get(self.id)) is not None:
+                return read_lease(row).fence != self.fence
+        return False
+
     def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> bool:
         # One that was lost on one limit (it was reset) may still hold a slot of another.
         adapted = False
@@ -172,7 +193,7 @@ class Settle(Command):
         told = outcome is not None and OUTCOMES[outcome].answered and self.worth and not (lost or confirmed)
         for step in steps:
             limit, member, cost, value = step.limit, step.member, step.cost, step.value
-            if limit.leased:
+            if limit.leased or is_another_kind(records, step):
                 continue
             if refunds:
                 if not lost:
@@ -208,8 +229,9 @@ class Release(Command):
         self.actual = actual
 
     def apply(self, now: int, records: Records) -> Ended:
-        permit = permit_of(records, self.id) or lease_of(records, self.policy, self.id)
-        if permit is None:
+        known = permit_of(records, self.id)
+        permit = known or lease_of(records, self.policy, self.id)
+        if permit is None or (known is not None and known.ended):
             begin(now, records)
             return Ended(lost=True)
         plan = recall(records, permit.ref, self.policy)
@@ -218,21 +240,48 @@ class Release(Command):
 
 
 class Cancel(Command):
-    """Give up: a ticket leaves the line, a promise is given back, an ask whose reply was lost is undone."""
+    """Give up: a ticket leaves the line, a promise is given back, an ask whose reply was lost is undone.
 
-    __slots__ = ("id", "policy")
+    `attempt` is that of the ask, where its id is a caller's: what others got under the id stays theirs. The ask may be on
+    its way still, and arrive after this: it is over then, and admits nothing. `answered` says that it is not on its way,
+    nor will be again, so nothing needs to be remembered.
+    """
 
-    def __init__(self, policy: Policy, id: str) -> None:
+    __slots__ = ("answered", "attempt", "id", "policy")
+
+    def __init__(self, policy: Policy, id: str, attempt: str = "", answered: bool = False) -> None:
         self.gate = policy.name
         self.policy = policy
         self.id = id
+        self.attempt = attempt
+        self.answered = answered
 
     def apply(self, now: int, records: Records) -> Ended:
-        ticket = line.find(records, self.id)
-        if ticket is None:
-            return Release(self.policy, self.id, "unsent").apply(now, records)
+        id, attempt = self.id, self.attempt
+        ticket = line.find(records, id)
+        if ticket is not None and ticket.attempt == attempt:
+            now = begin(now, records)
+            line.hear(records, now, ticket.session)
+            line.remove(records, now, line.find(records, id) or ticket)
+            line.serve(records, now)
+            self._remember(records, now)
+            return Ended()
+        permit = permit_of(records, id)
+        alive = permit is not None and permit_lives(permit, max(now, records.head.now))
+        if not attempt if permit is None else alive and permit.attempts == attempt:
+            reply = Release(self.policy, id, "unsent").apply(now, records)
+            if permit is None and reply.lost:
+                self._remember(records, records.head.now)
+            return reply
         now = begin(now, records)
-        line.hear(records, now, ticket.session)
-        line.remove(records, now, line.find(records, self.id) or ticket)
-        line.serve(records, now)
-        return Ended()
+        names = [] if permit is None else permit.attempts.split()
+        if permit is not None and alive and attempt in names:
+            names.remove(attempt)
+            records.space("permits")[id] = stored_permit(permit._replace(attempts=" ".join(names)))
+        if attempt or not names:
+            self._remember(records, now)
+        return Ended(lost=True)
+
+    def _remember(self, records: Records, now: int) -> None:
+        if not self.answered:
+            bury(records.space("permits"), name_of(self.id, self.attempt), now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import line
 from ..limits import NO_LEASE
 from ..model import Ended, Wait
-from ..plan import charge, earliest, recall
+from ..plan import charge, earliest, is_another_kind, recall
 from .base import LOST, Command, begin, lost_before, steps_in_force
 from .permits import PermitRecord, lease_of, permit_of, read_lease, stored_lease, stored_permit
 from .settle import charged_at, lives
@@ -20,13 +20,16 @@ class Stamp(Command):
     """The request of a permit is written now, or was `ago` microseconds ago: from then on it is charged.
 
     A permit is found by its `id` where that is on record or has a lease; `plan` and `at` (when it is charged, in the
-    store's time) are for one that is not. A grant that is fresh stays as it is. Replies with an `Ended`, lost or with the
-    moment from which it is charged; or with a `Wait`, where it must not be written before `Wait.at`: stamp it again then.
+    store's time) are for one that is not. `fence` is as in `Settle`. A grant that is fresh stays as it is. Replies with an
+    `Ended`, lost or with the moment from which it is charged; or with a `Wait`, where it must not be written before
+    `Wait.at`: stamp it again then.
     """
 
-    __slots__ = ("ago", "at", "id", "plan", "policy")
+    __slots__ = ("ago", "at", "fence", "id", "plan", "policy")
 
-    def __init__(self, policy: Policy, id: str, plan: Plan | None = None, at: int = 0, ago: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, id: str, plan: Plan | None = None, at: int = 0, ago: int = 0, fence: int = 0
+    ) -> None:
         self.gate = policy.name
         self.policy = policy
         self.id = id
@@ -34,14 +37,17 @@ class Stamp(Command):
         self.at = at
         #: Told afterwards: it was written so long ago, and does not wait any more.
         self.ago = ago
+        self.fence = fence
 
     def apply(self, now: int, records: Records) -> Ended | Wait:
         now = begin(now, records)
         id = self.id
         permit = permit_of(records, id) if id else None
         found = permit or (lease_of(records, self.policy, id) if id else None)
+        if (permit is not None and permit.ended) or (found is not None and self.fence not in (0, found.fence)):
+            return LOST
         plan = self.plan or (None if found is None else recall(records, found.ref, self.policy))
-        if plan is None or (permit is not None and permit.ended):
+        if plan is None:
             return LOST
         granted = self.at if found is None else found.at
         steps = steps_in_force(records, now, plan)
@@ -52,7 +58,9 @@ class Stamp(Command):
         sent = max(at, now - self.ago) if self.ago else now
         if (found is not None and found.confirmed) or 0 <= sent - at <= plan.template.fresh:
             return Ended(at=at)
-        rates = tuple(step for step in steps if not step.limit.leased and step.cost > 0)
+        rates = tuple(
+            step for step in steps if not step.limit.leased and step.cost > 0 and not is_another_kind(records, step)
+        )
         go_at, last = now, None
         if plan.policy.waiting == "promise" and not self.ago:
             if at > now:

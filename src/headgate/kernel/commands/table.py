@@ -28,7 +28,8 @@ class CommandForm:
     A field is an attribute of the command and travels as it is, except for these, for which each wire has an expression of
     its own: `policy`; `plan`, which over HTTP takes four places (policy, class, costs, key); `asked`, a plan or None;
     `bits`; `actual`; `lease_rows`, the leases of a heartbeat, which begin with a plan; and for the script `ref`, a plan
-    without its key; `keyed` and `held`, whether there is a key, and a holder; `everything`, a plan of all limits.
+    without its key; `keyed`, `held` and `attempted`, whether there is a key, a holder and an attempt; `everything`, a plan
+    of all limits.
     """
 
     #: What a guard's reader of it is called (`service/store_protocol/read.py`).
@@ -39,10 +40,12 @@ class CommandForm:
     scope: str
     #: What follows the letter, in this order.
     fields: tuple[str, ...]
+    #: How many of the last fields an older guard does not know: they are left out where they say nothing.
+    later: int = 0
     #: What it begins with for the script on Redis, where that is another letter.
     script_letter: str = ""
     #: What follows the letter for the script, where that is not the fields without the gate, which it knows by its keys. Of
-    #: an ask and an end it is what many have in common; their ids, holders, moments and keys are sent apart from it.
+    #: an ask and an end it is what many have in common; ids, holders, attempts, moments, fences and keys are sent apart.
     script_fields: tuple[str, ...] = ()
 
     def for_script(self) -> tuple[str, tuple[str, ...]]:
@@ -52,8 +55,8 @@ class CommandForm:
 
 
 _ASK = CommandForm(
-    "admit", "a", "acquire", ("plan", "id", "holder", "lease", "bits", "session", "latest"),
-    script_fields=("ref", "keyed", "lease", "plain", "waits", "remembered", "latest", "session", "held", "fresh"),
+    "admit", "a", "acquire", ("plan", "id", "holder", "lease", "bits", "session", "latest", "attempt"), later=1,
+    script_fields=("ref", "keyed", "lease", "plain", "waits", "remembered", "latest", "session", "held", "attempted"),
 )  # fmt: skip
 
 #: Command → how it travels. The letters and the order of fields are read by other versions: a new field goes to the end.
@@ -62,17 +65,17 @@ FORMS: dict[type[Command], CommandForm] = {
     Stand: _ASK,
     Settle: CommandForm(
         "settle", "e", "acquire",
-        ("plan", "at", "id", "outcome", "remembered", "retry_after", "actual", "confirmed", "worth"),
+        ("plan", "at", "id", "outcome", "remembered", "retry_after", "actual", "confirmed", "worth", "fence"), later=1,
         script_fields=("ref", "keyed", "outcome", "remembered", "retry_after", "actual", "confirmed", "worth"),
     ),
     Release: CommandForm("release", "r", "acquire", ("policy", "id", "outcome", "retry_after", "actual")),
-    Cancel: CommandForm("cancel", "c", "acquire", ("policy", "id")),
+    Cancel: CommandForm("cancel", "c", "acquire", ("policy", "id", "attempt", "answered"), later=2),
     Renew: CommandForm(
         "renew", "n", "acquire", ("gate", "session", "tickets", "lease_rows"),
         script_fields=("session", "lease_rows", "tickets"),
     ),
     Extend: CommandForm("extend", "t", "acquire", ("policy", "id", "length"), script_letter="l"),
-    Stamp: CommandForm("stamp", "s", "acquire", ("policy", "id", "asked", "at", "ago")),
+    Stamp: CommandForm("stamp", "s", "acquire", ("policy", "id", "asked", "at", "ago", "fence")),
     Pause: CommandForm("pause", "u", "acquire", ("gate", "length", "reason")),
     Peek: CommandForm(
         "peek", "p", "observe", ("policy", "asked", "leases", "waiters"),

@@ -153,7 +153,7 @@ class FastAnswers:
         def respond(reply: Any) -> None:
             if connection.gone and reply.__class__ is Grant and command.fresh:
                 # The client does not know the id that was made for it, so it cannot ask for this grant again.
-                served.give_back_later(command.id)
+                served.give_back_later(command)
                 return
             if isinstance(reply, StoreUnavailable):
                 served.store_failed(reply)

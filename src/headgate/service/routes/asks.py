@@ -69,12 +69,20 @@ def find_permit(guard: Guard, id: str) -> tuple[ServedGate, str, float | None]:
 def ask_command(guard: Guard, served: ServedGate, body: dict[str, Any], wait: float = 0.0) -> Stand:
     """The command of an ask whose body was checked by its shape. Raises Problem where there are too many keys."""
     get = body.get
+    _check_attempt(body)
     stand = served.ask_command(
-        get("cost", 1), get("key"), get("priority"), get("holder"), get("lease"), get("id"), wait
+        get("cost", 1), get("key"), get("priority"), get("holder"), get("lease"), get("id"), wait, get("attempt")
     )
     if stand.plan.key:
         guard.caps.check_key(served.name, stand.plan.lane)
     return stand
+
+
+def _check_attempt(body: dict[str, Any]) -> None:
+    if "attempt" in body and "id" not in body:
+        raise shapes.wrong(
+            "attempt", "beside an id: an ask without an id of your own is named by the guard", body["attempt"]
+        )
 
 
 async def acquire(guard: Guard, request: Request) -> Response | None:
@@ -169,7 +177,10 @@ async def reserve(guard: Guard, request: Request) -> Response | None:
 
 def reserve_command(guard: Guard, served: ServedGate, body: dict[str, Any]) -> Stand:
     """The command of a reservation whose body was checked by its shape. Raises Problem where there are too many keys."""
-    stand = served.reserve_command(body.get("cost", 1), body.get("key"), body.get("priority"), body.get("id"))
+    _check_attempt(body)
+    stand = served.reserve_command(
+        body.get("cost", 1), body.get("key"), body.get("priority"), body.get("id"), body.get("attempt")
+    )
     if stand.plan.key:
         guard.caps.check_key(served.name, stand.plan.lane)
     return stand

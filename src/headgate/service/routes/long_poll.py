@@ -85,12 +85,12 @@ class LongPoll:
                 raise Problem(409, "conflict", f"another request waits under the id {stand.id!r} now")
             if self._waiting.cancelled():
                 if delay and not (self._sent_away and self.own):
-                    await served.give_back(stand.id)
+                    await served.give_back(stand)
                 raise shutting_down() if self._sent_away else Disconnected()
             if (detached or self._sent_away) and isinstance(self._waiting.exception(), Denied):
                 if not (self._sent_away and self.own):
                     # Cancels of one moment share a transaction: one each would hold up the remaining waiters.
-                    await served.cancel(stand.id)
+                    await served.cancel(stand)
                 raise shutting_down() if self._sent_away else Disconnected
             if gone.done() and self._waiting.exception() is None:  # granted just as the client disconnected
                 await undelivered(served, stand, self.own)
@@ -116,7 +116,7 @@ class LongPoll:
     def _give_back(self) -> None:
         if self._registered:
             self._unregister()
-            task = asyncio.ensure_future(self.served.give_back(self.stand.id))
+            task = asyncio.ensure_future(self.served.give_back(self.stand))
             tasks = self.guard.state.setdefault("giving back", set())
             tasks.add(task)  # or it may be collected while it runs
             task.add_done_callback(tasks.discard)
@@ -154,7 +154,7 @@ async def _sleep(grant: Grant, delay: float) -> Grant:
 async def undelivered(served: ServedGate, stand: Stand, own: bool) -> None:
     """The client disconnected: give the grant back, unless the client can ask again under its own id."""
     if not own:
-        await served.give_back(stand.id)
+        await served.give_back(stand)
     raise Disconnected
 
 

@@ -161,7 +161,15 @@ HOLDER = Field(
 LEASE = number("Seconds that the lease lasts unless it is renewed. Default: the limit's own.", 0.01, 31_536_000)
 ID = Field(
     _id,
-    "Your own id for this ask. The same ask again under it gets the same permit, or its place in the line.",
+    "Your own id for this ask. While its permit lives, the same ask again gets the same permit, or its place in the line; "
+    "after its end it is a new ask.",
+    type="string",
+    pattern=ID_PATTERN,
+)
+ATTEMPT = Field(
+    _id,
+    "Your own name for this ask under its `id`, the same when you send the request again: it is never admitted twice then. "
+    "Default: every request is an ask of its own.",
     type="string",
     pattern=ID_PATTERN,
 )
@@ -214,11 +222,23 @@ class Shape:
         return made
 
 
-ASK_FIELDS = {"cost": COST, "key": KEY, "priority": PRIORITY, "holder": HOLDER, "lease": LEASE, "id": ID}
+ASK_FIELDS = {
+    "cost": COST,
+    "key": KEY,
+    "priority": PRIORITY,
+    "holder": HOLDER,
+    "lease": LEASE,
+    "id": ID,
+    "attempt": ATTEMPT,
+}
 
 NOTHING = Shape("Nothing", "No body, or an empty object.", {})
 ACQUIRE = Shape("Ask", "Who wants what. All of it is optional.", {**ASK_FIELDS, "wait": WAIT})
-RESERVE = Shape("Reserve", "What a time is wanted for.", {"cost": COST, "key": KEY, "priority": PRIORITY, "id": ID})
+RESERVE = Shape(
+    "Reserve",
+    "What a time is wanted for.",
+    {"cost": COST, "key": KEY, "priority": PRIORITY, "id": ID, "attempt": ATTEMPT},
+)
 RENEW = Shape("Renew", "How long the lease is to last.", {"lease": LEASE})
 SENT = Shape("Sent", "When the request is written: now, or so long ago.", {"sent_for": SENT_FOR})
 RELEASE_FIELDS = {"outcome": OUTCOME, "retry_after": RETRY_AFTER, "cost": ACTUAL}

@@ -155,7 +155,8 @@ class StoreServer:
                 and commands[at].waits
             ):
                 stand = commands[at]
-                await self.store_of(stand.gate).aexecute([Cancel(stand.plan.policy, stand.id)])
+                cancel = Cancel(stand.plan.policy, stand.id, stand.attempt, answered=True)
+                await self.store_of(stand.gate).aexecute([cancel])
                 replies[at] = TooMany(f"gate {stand.gate!r}: {most} wait already, and this guard takes no more")
 
     # --- how far gates have come ------------------------------------------------------------------------------------

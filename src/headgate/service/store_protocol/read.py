@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 #: What ids are made of: a key's alphabet, and the commas of an id that names its keys.
 _ID = re.compile(r"[A-Za-z0-9._:@/+~=,-]{1,600}")
+_ATTEMPT = re.compile(r"[A-Za-z0-9._:@+~=-]{1,100}")
 _SESSION = re.compile(r"[0-9a-z][0-9a-z-]{0,31}")
 
 
@@ -131,7 +132,7 @@ class RequestReader:
 
     def admit(
         self, number: Any, rank: Any, costs: Any, key: Any, id: Any, holder: Any, lease: Any, bits: Any, session: Any,
-        latest: Any,
+        latest: Any, attempt: Any = "",
     ) -> Command:  # fmt: skip
         plan = self.ask(number, rank, costs, key)
         if plan.key and self._server.caps is not None:
@@ -153,22 +154,24 @@ class RequestReader:
             check_session(session)
         _int("latest", latest, 0, NEVER)
         return Stand(
-            plan, id, holder, lease, waits=waits, session=session, remembered=remembered, latest=latest
+            plan, id, holder, lease, waits=waits, session=session, remembered=remembered, latest=latest,
+            attempt=_attempt(attempt),
         )  # fmt: skip
 
     def settle(
         self, number: Any, rank: Any, costs: Any, key: Any, at: Any, id: Any, outcome: Any, remembered: Any,
-        retry_after: Any, actual: Any, confirmed: Any, worth: Any,
+        retry_after: Any, actual: Any, confirmed: Any, worth: Any, fence: Any = 0,
     ) -> Command:  # fmt: skip
         plan = self.held(number, rank, costs, key)
         _int("at", at, 0, NEVER)
         _int("confirmed", confirmed, 0, NEVER)
+        _int("a fence", fence, 0, NEVER)
         if outcome is not None:
             checked_outcome(outcome)
         delay = _int("retry_after", retry_after, 0, NEVER)
         amounts = _actual(plan.policy, actual)
         return Settle(
-            plan, at, _id(id, empty=True), outcome, bool(remembered), delay, amounts, confirmed, bool(worth)
+            plan, at, _id(id, empty=True), outcome, bool(remembered), delay, amounts, confirmed, bool(worth), fence,
         )  # fmt: skip
 
     def release(self, number: Any, id: Any, outcome: Any, retry_after: Any, actual: Any) -> Command:
@@ -176,22 +179,23 @@ class RequestReader:
         delay = _int("retry_after", retry_after, 0, NEVER)
         return Release(policy, _id(id), outcome, delay, _actual(policy, actual))
 
-    def cancel(self, number: Any, id: Any) -> Command:
-        return Cancel(self.policy(number), _id(id))
+    def cancel(self, number: Any, id: Any, attempt: Any = "", answered: Any = False) -> Command:
+        return Cancel(self.policy(number), _id(id), _attempt(attempt), bool(answered))
 
     def extend(self, number: Any, id: Any, length: Any) -> Command:
         if length != 0:
             _int("a lease", length, 10_000, NEVER)
         return Extend(self.policy(number), _id(id), length)
 
-    def stamp(self, number: Any, id: Any, asked: Any, at: Any, ago: Any) -> Command:
+    def stamp(self, number: Any, id: Any, asked: Any, at: Any, ago: Any, fence: Any) -> Command:
         policy = self.policy(number)
         plan = None if asked is None else self.held(*asked)
         if plan is not None and plan.policy is not policy:
             raise InvalidInput(f"a stamp for gate {policy.name!r} carries a plan of another policy")
         _int("at", at, 0, NEVER)
         _int("ago", ago, 0, NEVER)
-        return Stamp(policy, _id(id, empty=plan is not None), plan, at, ago)
+        _int("a fence", fence, 0, NEVER)
+        return Stamp(policy, _id(id, empty=plan is not None), plan, at, ago, fence)
 
     def renew(self, gate: Any, session: Any, tickets: Any, lease_rows: Any) -> Command:
         self.gate(gate)
@@ -259,6 +263,14 @@ def _id(value: Any, empty: bool = False) -> str:
         return ""
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise InvalidInput(f"an id is of 1 to 600 letters, digits or any of . _ : @ / + ~ = , - and not {value!r}")
+    return value
+
+
+def _attempt(value: Any) -> str:
+    if value == "":
+        return ""
+    if not isinstance(value, str) or not _ATTEMPT.fullmatch(value):
+        raise InvalidInput(f"an attempt is of 1 to 100 letters, digits or any of . _ : @ + ~ = - and not {value!r}")
     return value
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from itertools import islice
 
+from ...background import start_daemon
 from ...errors import HeadgateError
 from ...kernel.commands.permits import read_lease
 from ...kernel.line import CALLED, HIDDEN, MISSED, Ticket, find, line_state
@@ -75,8 +76,7 @@ class Polling:
             at = max(now + delay_s, self._last.get(gate, 0.0) + CLOSEST_S) + AFTER_S + jitter
             self._due[gate] = at
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="headgate-polling", daemon=True)
-                self._thread.start()
+                self._thread = start_daemon("headgate-polling", self._work)
             else:
                 self._condition.notify()
 

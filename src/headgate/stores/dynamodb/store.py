@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ... import duration
 from ...aws import ResultUnknown, Throttled
+from ...background import at_end, is_ending
 from ...errors import InvalidInput, StoreUnavailable, figure
 from ...kernel.model import SECOND, Pulse, Wake
 from ..base import Capabilities, Listeners, at_fork, checked, ignore_loss, new_session
@@ -105,6 +106,8 @@ class DynamoStore:
     # --- deciding -----------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self.table.place)
         if (pulse := self._spared_heartbeat(command)) is not None:
             return pulse
         submission = Submission(command.gate, (command,))
@@ -116,6 +119,8 @@ class DynamoStore:
         return checked(pending.reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if is_ending():
+            raise at_end(self.table.place)
         replies, submissions = self._by_gate(commands, None)
         for submission in submissions:
             self._submit(submission)
@@ -124,11 +129,9 @@ class DynamoStore:
         return _filled(replies, submissions)
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
-        """`execute` without blocking the event loop.
-
-        When it is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at the
-        next `await` of the task.
-        """
+        """`execute` without blocking the event loop. Commands that were begun when it is cancelled may still be decided."""
+        if is_ending():
+            raise at_end(self.table.place)
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -141,18 +144,14 @@ class DynamoStore:
         replies, submissions = self._by_gate(commands, tell)
         for submission in submissions:
             self._submit(submission)
-        cancelled: BaseException | None = None
-        while not all(submission.done.is_set() for submission in submissions):
-            try:
+        try:
+            while not all(submission.done.is_set() for submission in submissions):
                 await done.wait()
                 done.clear()
-            except asyncio.CancelledError as error:
-                if len(submissions) == 1 and self._withdraw(submissions[0]):
-                    raise
-                cancelled = error
-        if cancelled is not None and (task := asyncio.current_task()) is not None:
-            task.uncancel()
-            task.cancel(*cancelled.args)
+        except asyncio.CancelledError:
+            for submission in submissions:
+                self._withdraw(submission)
+            raise
         return _filled(replies, submissions)
 
     def _by_gate(

@@ -14,6 +14,7 @@ from collections import deque
 from itertools import count
 
 from ...aws import ResultUnknown, Throttled, Unreachable
+from ...background import at_end, start_daemon
 from ...errors import Denied, HeadgateError, StoreUnavailable
 from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
 from ...kernel.commands.base import compare
@@ -102,8 +103,10 @@ class GateWriter:
         with self._condition:
             self._queue.extend(submission.pending)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"headgate-{self._gate}", daemon=True)
-                self._thread.start()
+                self._thread = start_daemon(f"headgate-{self._gate}", self._work)
+                if self._thread is None:
+                    self._queue.clear()  # without a thread, nothing else is in it
+                    raise at_end(self._table.place)
             else:
                 self._condition.notify()
 
@@ -333,7 +336,7 @@ class GateWriter:
         elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.tickets) > MOST_WAITERS:
             if not command.waits:
                 return reply
-            Cancel(command.plan.policy, command.id).apply(now, records)
+            Cancel(command.plan.policy, command.id, command.attempt, answered=True).apply(now, records)
             return Denied(
                 f"the line is full: on DynamoDB at most {MOST_WAITERS:,} wait at a gate, since an item is bounded",
                 gate=self._gate,

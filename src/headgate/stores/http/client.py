@@ -15,6 +15,7 @@ from json import loads
 from time import monotonic
 
 from ... import duration
+from ...background import start_daemon
 from ...errors import InvalidInput
 from ..base import shown
 from ..remote.jobs import AnswerTimeout, ConnectionLost
@@ -312,8 +313,6 @@ class GuardEndpoint:
 
     def _addresses(self, seconds: float) -> list[Any]:
         """The addresses of the host. Looking them up can take as long as it likes: a thread does, for so many seconds."""
-        import threading
-
         found: list[Any] = []
         errors: list[str] = []
 
@@ -323,9 +322,9 @@ class GuardEndpoint:
             except OSError as error:
                 errors.append(str(error))
 
-        thread = threading.Thread(target=look_up, name="headgate-lookup", daemon=True)
-        thread.start()
-        thread.join(max(0.0, seconds))
+        thread = start_daemon("headgate-lookup", look_up)
+        if thread is not None:
+            thread.join(max(0.0, seconds))
         if errors:
             raise ConnectionLost(errors[0], False)
         if not found:

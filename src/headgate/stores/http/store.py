@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...background import at_end, is_ending
 from ...errors import StoreFormatError
 from ...kernel.limits import KINDS
 from ..base import Capabilities, at_fork, checked, ignore_loss, new_session
-from ..remote.jobs import AbandonedJobs, ThreadJob
+from ..remote.jobs import ThreadJob
 from .client import GuardEndpoint
 from .requests import KnownGates
 from .senders import GuardLoopSender, GuardThreadSender
@@ -62,7 +62,6 @@ class HttpStore:
         self._threads = GuardThreadSender(self._endpoint, self._known, self._told)
         self._loops: dict[Any, GuardLoopSender] = {}
         self._subscriber = GuardSubscriber(self._endpoint, self.session)
-        self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
 
     def begin_in_child(self) -> None:
         _inherited.append((self._threads, self._loops, self._subscriber))
@@ -71,6 +70,8 @@ class HttpStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         job = ThreadJob((command,))
         self._threads.coalescer.run(job)
         if job.error is not None:
@@ -80,7 +81,8 @@ class HttpStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
-        self._abandoned.wait_for_asks(commands)
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         job = ThreadJob(commands)
         self._threads.coalescer.run(job)
         return job.result()
@@ -89,13 +91,10 @@ class HttpStore:
         """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
         if not commands:
             return []
-        job = self._loop_of(get_running_loop()).coalescer.submit(commands)
-        try:
-            replies: list[Any] = await job.future
-            return replies
-        except asyncio.CancelledError:
-            self._abandoned.add([job])
-            raise
+        if is_ending():
+            raise at_end(self._endpoint.shown)
+        replies: list[Any] = await self._loop_of(get_running_loop()).coalescer.submit(commands).future
+        return replies
 
     def _loop_of(self, running: Any) -> GuardLoopSender:
         loop = self._loops.get(running)

@@ -13,6 +13,7 @@ from json import JSONEncoder, loads
 from typing import NamedTuple
 
 from ...errors import (
+    AttemptOver,
     ConfigError,
     HeadgateError,
     IdConflict,
@@ -57,6 +58,7 @@ ERRORS: dict[str, type[HeadgateError]] = {
     "config": ConfigError,
     "policy": PolicyChanged,
     "id": IdConflict,
+    "over": AttemptOver,
     "format": StoreFormatError,
     "unavailable": StoreUnavailable,
     "allowed": NotAllowed,
@@ -114,10 +116,22 @@ _WRITERS: dict[type[Command], Callable[[Any, Policies], tuple[Any, ...]]] = {
 }
 
 
+_LATER = {command: form.later for command, form in FORMS.items()}
+
+
+def _row(command: Command, policies: Policies) -> tuple[Any, ...]:
+    kind = type(command)
+    told = _WRITERS[kind](command, policies)
+    later = _LATER[kind]
+    while later and not told[-1]:
+        told, later = told[:-1], later - 1
+    return told
+
+
 def encode(commands: Sequence[Command], seen: Mapping[str, int], epochs: Mapping[str, str] | None = None) -> bytes:
     """A request. `seen` is how far each gate had come, and `epochs` in which epoch, as this process was told."""
     policies = Policies()
-    rows = _encode([_WRITERS[type(command)](command, policies) for command in commands])
+    rows = _encode([_row(command, policies) for command in commands])
     gates = {command.gate for command in commands}
     known = _encode({gate: seen[gate] for gate in gates if gate in seen})
     # A guard that tells no epochs is older, and would refuse them.

@@ -48,7 +48,6 @@ class RedisRequest:
         "gate",
         "jobs",
         "loads_library",
-        "never_sent",
         "redirected_to",
         "says_asking",
         "sends_script",
@@ -68,17 +67,12 @@ class RedisRequest:
         #: The offsets of time zones that the server needs.
         self.calendars: tuple[tuple[str, int], ...] = ()
         self.attempts = 0
-        #: None of its jobs was sent before.
-        self.never_sent = True
         #: The answer to an earlier attempt was lost.
         self.answer_lost = False
 
     def mark_sent(self) -> None:
         """From now on it may have reached a server."""
-        self.never_sent = True
         for job in self.jobs:
-            if job.sent:
-                self.never_sent = False
             job.sent = True
 
     def fail(self, error: StoreUnavailable | StoreFormatError) -> None:
@@ -124,7 +118,7 @@ class RedisRequests:
         request.commands = commands = (
             jobs[0].commands if len(jobs) == 1 else [command for job in jobs for command in job.commands]
         )
-        return self.words(gate, commands, request.calendars, request.sends_script, request.never_sent)
+        return self.words(gate, commands, request.calendars, request.sends_script)
 
     def words(
         self,
@@ -132,12 +126,11 @@ class RedisRequests:
         commands: Sequence[Command],
         calendars: tuple[tuple[str, int], ...] = (),
         sends_script: bool = False,
-        never_sent: bool = True,
     ) -> list[Any]:
         clock = self.clock
         now = 0 if clock is None else clock()
         seen, told = self.seen.get(gate, 0), self.told.get(gate, self.session)
-        arguments = encode(gate, commands, seen=seen, told=told, now=now, calendars=calendars, first=never_sent)
+        arguments = encode(gate, commands, seen=seen, told=told, now=now, calendars=calendars)
         if self.functions:
             return ["FCALL", function(), 1, self.tag(gate), *arguments]
         if sends_script:
@@ -150,7 +143,7 @@ class RedisRequests:
         """
         if self.clock is not None:
             return None
-        words = self.words(ask.gate, (ask,), never_sent=False)
+        words = self.words(ask.gate, (ask,))
         return ask.gate, b"*%d\r\n%b" % (len(words), _bulk_strings(words[:5])), _bulk_strings(words[7:])
 
     def complete(self, ask: EncodedAsk) -> bytes:

@@ -8,11 +8,12 @@ import weakref
 from asyncio import _get_running_loop, get_running_loop
 from contextlib import suppress
 
+from ...background import at_end, is_ending
 from ...errors import HeadgateError, InvalidInput
 from ...kernel.commands import Cancel, Stand
 from ...kernel.model import Wait
 from ..base import Capabilities, Seen, at_fork, ignore_loss, new_session
-from ..remote.jobs import AbandonedJobs, ThreadJob
+from ..remote.jobs import ThreadJob
 from .aio import RedisLoopSender
 from .coalescer import NO_REPLY, GateThreadCoalescer
 from .endpoint import RedisEndpoint
@@ -48,7 +49,6 @@ class RedisStore:
 
     capabilities = Capabilities(
         remote=True,
-        recognises_retries=True,
         forwards_wakes=True,
         compares_seen=True,
         examines=True,
@@ -91,7 +91,6 @@ class RedisStore:
         self._loop: RedisLoopSender | None = None
         self._early_takes = EarlyTakes(self._requests, self._threads)
         self._subscriber = RedisSubscriber(self._endpoint, self.session, self._subscribe_at, self._early_takes)
-        self._abandoned = AbandonedJobs(2 * self._endpoint.timeout)
 
     def begin_in_child(self) -> None:
         _inherited.append((self._threads, self._loops, self._subscriber, self._early_takes))
@@ -103,6 +102,8 @@ class RedisStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         reply = NO_REPLY
         if self._early_takes and isinstance(command, Stand):
             reply = self._early_takes.reply_to(command)
@@ -121,7 +122,8 @@ class RedisStore:
     def execute(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
-        self._abandoned.wait_for_asks(commands)
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         if self._early_takes:
             for command in commands:
                 if isinstance(command, Cancel):
@@ -135,24 +137,17 @@ class RedisStore:
 
     async def aexecute(self, commands: Sequence[Command]) -> list[Any]:
         """`execute` without blocking the event loop. Commands that were sent when it is cancelled may still be decided."""
+        if is_ending():
+            raise at_end(self._endpoint.shown)
         loop = self._loop
         if loop is None or loop.loop is not get_running_loop():
             loop = self._loop_of(get_running_loop())
         if len(commands) == 1:
-            job = loop.submit(commands[0].gate, commands)
-            try:
-                replies: list[Any] = await job.future
-                return replies
-            except asyncio.CancelledError:
-                self._abandoned.add([job])
-                raise
+            replies: list[Any] = await loop.submit(commands[0].gate, commands).future
+            return replies
         by_gate = _by_gate(commands)
         jobs = {gate: loop.submit(gate, [commands[at] for at in places]) for gate, places in by_gate.items()}
-        try:
-            results = await asyncio.gather(*(job.future for job in jobs.values()))
-        except asyncio.CancelledError:
-            self._abandoned.add(jobs.values())
-            raise
+        results = await asyncio.gather(*(job.future for job in jobs.values()))
         return _in_order(len(commands), list(zip(by_gate.values(), results, strict=True)))
 
     def _loop_of(self, running: Any) -> RedisLoopSender:
@@ -173,7 +168,8 @@ class RedisStore:
 
     def unlisten(self, ticket: str) -> None:
         self._subscriber.listeners.remove(ticket)
-        self._early_takes.forget(ticket)
+        if not is_ending():
+            self._early_takes.forget(ticket)
 
     def adopt(self, session: str, tell: Callable[[Wake], None]) -> None:
         self._subscriber.listeners.adopt(session, tell)

@@ -49,8 +49,8 @@ ONE, CALLED = b'[["', b'",null]]'
 class EarlyTakes:
     """The asks of threads of this process that wait in line, each sent for its thread as soon as its ticket is called.
 
-    An ask that arrives twice is one ask, by its id. But it must not arrive after it was cancelled, so `send` and `forget`
-    exclude each other.
+    An ask that arrives twice is one ask, by its id and attempt. `send` and `forget` exclude each other, so that what was
+    sent for a waiter that has gone is known to be decided.
     """
 
     __slots__ = ("_asks", "_lock", "_requests", "_sender", "_sent")
@@ -60,8 +60,9 @@ class EarlyTakes:
         self._sender = sender
         self._lock = threading.Lock()
         #: Asks that stand in line, by ticket; of those that were sent the connection that will bring the reply, and when.
-        self._asks: dict[str, EncodedAsk] = {}
-        self._sent: dict[str, tuple[RedisConnection, int]] = {}
+        #: With their attempts: two threads may wait under one id.
+        self._asks: dict[str, tuple[str, EncodedAsk]] = {}
+        self._sent: dict[str, tuple[str, RedisConnection, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `send`
@@ -69,12 +70,12 @@ class EarlyTakes:
     def add(self, ask: Stand) -> None:
         """An ask was told to wait: encode now, when there is time, what is sent when its ticket is called."""
         if len(self._asks) < MOST_EARLY_TAKES and (encoded := self._requests.encode_ask(ask)) is not None:
-            self._asks[ask.id] = encoded
+            self._asks[ask.id] = ask.attempt, encoded
 
     def send(self, ticket: str) -> None:
         """A ticket was called: send its ask if a connection is idle. Else its waiter does."""
         with self._lock:
-            encoded = self._asks.pop(ticket, None)
+            attempt, encoded = self._asks.pop(ticket, ("", None))
             connection = None if encoded is None else self._sender.take_idle(encoded[0])
             if encoded is None or connection is None:
                 return
@@ -84,35 +85,39 @@ class EarlyTakes:
             except (ConnectionLost, AnswerTimeout):
                 connection.close()
             else:
-                self._sent[ticket] = (connection, asked)
+                self._sent[ticket] = attempt, connection, asked
 
     def reply_to(self, ask: Stand) -> Any:
         """The reply to an ask that was sent; NO_REPLY where it was not."""
-        if (sent := self._pop(ask.id)) is None:
+        attempt, connection, asked = self._pop(ask.id)
+        if connection is None or attempt != ask.attempt:
+            self._read_off(connection)
             return NO_REPLY
-        connection, ask.asked = sent
+        ask.asked = asked
         return self._sender.reply_to(ask.gate, ask, connection, sent=True)
 
     def forget(self, ticket: str) -> None:
         """Its waiter has gone. An ask that was sent has been decided when this returns."""
-        if (sent := self._pop(ticket)) is not None:
-            connection, _ = sent
+        self._read_off(self._pop(ticket)[1])
+
+    def _read_off(self, connection: RedisConnection | None) -> None:
+        if connection is not None:
             try:
                 connection.read()
                 self._sender.keep(connection)
             except (ErrorReply, ConnectionLost, AnswerTimeout):
                 connection.close()
 
-    def _pop(self, ticket: str) -> tuple[RedisConnection, int] | None:
+    def _pop(self, ticket: str) -> tuple[str, RedisConnection | None, int]:
         if not (ticket in self._asks or self._lock.locked() or ticket in self._sent):
-            return None
+            return "", None, 0
         with self._lock:
             self._asks.pop(ticket, None)
-            return self._sent.pop(ticket, None)
+            return self._sent.pop(ticket, ("", None, 0))
 
     def close(self) -> None:
         with self._lock:
-            for connection, _ in self._sent.values():
+            for _, connection, _ in self._sent.values():
                 connection.close()
             self._asks.clear()
             self._sent.clear()

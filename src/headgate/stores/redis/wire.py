@@ -1,7 +1,8 @@
 """Commands as arguments of the script, and its answers as replies. `lua/main.lua` is the other end.
 
 Everything that many commands of a batch have in common is sent once: a policy, compiled to the rows of its limits; and the
-*head* of a command, which is all of it but an ask's id, holder and key, or an end's id, moment and key. Structures are
+*head* of a command, which is all of it but an ask's id, holder, attempt and key, or an end's id, moment, fence and key.
+Structures are
 MessagePack, which Lua on a Redis server reads without loss; None is false there.
 """
 
@@ -12,6 +13,7 @@ from functools import lru_cache
 
 from ...errors import HeadgateError, IdConflict, KindChanged, StoreFormatError
 from ...kernel.commands import FORMS, Admit, Renew, Settle
+from ...kernel.commands.admit import attempt_over
 from ...kernel.commands.table import writer
 from ...kernel.limits import KINDS
 from ...kernel.model import SECOND, Ended, Grant, LimitUsage, Override, Pulse, Refusal, Snapshot, Wait, names_of
@@ -124,8 +126,7 @@ def _everything(policy: Policy) -> bytes:
     return _ref(policy.plan(dict.fromkeys(policy.units, 1.0), plain or None, lowest).ref)
 
 
-#: How fields are written that do not travel as they are. `ref` and `keyed` are of its plan, where it is an ask or an end;
-#: `first`: it was never sent before.
+#: How fields are written that do not travel as they are. `ref` and `keyed` are of its plan, where it is an ask or an end.
 _FORMS = {
     "policy": "command.policy.fingerprint",
     "asked": "None if command.plan is None else _ref(command.plan.ref)",
@@ -135,15 +136,13 @@ _FORMS = {
     "ref": "ref",
     "keyed": "keyed",
     "held": "command.holder is not None",
-    "fresh": "first and getattr(command, 'fresh', False)",
+    "attempted": "command.attempt != ''",
 }
 _LETTERS = {command: form.for_script()[0] for command, form in FORMS.items()}
 
 #: Command → what makes a tuple of its fields.
 _WRITERS: dict[type[Command], Callable[..., tuple[Any, ...]]] = {
-    command: writer(
-        form.for_script()[1], _FORMS, "first, ref=None, keyed=False", {"_ref": _ref, "_everything": _everything}
-    )
+    command: writer(form.for_script()[1], _FORMS, "ref=None, keyed=False", {"_ref": _ref, "_everything": _everything})
     for command, form in FORMS.items()
 }
 _ask, _end = _WRITERS[Admit], _WRITERS[Settle]
@@ -165,12 +164,10 @@ def encode(
     told: str = "",
     now: int = 0,
     calendars: Iterable[tuple[str, int]] = (),
-    first: bool = False,
 ) -> list[Any]:
     """The script's arguments for commands on one gate. `now` 0 is the server's time; `calendars` are `NeedCalendar`'s.
 
     `seen` and `told` are what this process knows of the gate: its sequence number, and its epoch or else a session's name.
-    `first`: none of them was sent before, so that an id which was made for one of them cannot be on record.
     """
     heads: dict[bytes, int] = {}
     policies: dict[str, Policy] = {}
@@ -185,19 +182,21 @@ def encode(
             plan = command.plan
             key = plan.key
             holder = command.holder
-            common = _ask(command, first, plan.template.ref, bool(key))
+            common = _ask(command, plan.template.ref, bool(key))
             if common != asked:  # most are as the one before
                 asked, head = common, _head(_ASK, *common)
             argument: Any = holder
+            attempt = command.attempt
         elif isinstance(command, Settle):
             plan = command.plan
             key = plan.key
             asked = ()
-            head = _head(_END, *_end(command, first, plan.template.ref, bool(key)))
-            argument = command.at
+            head = _head(_END, *_end(command, plan.template.ref, bool(key)))
+            argument = f"{command.at}:{command.fence}" if command.fence else command.at
+            attempt = ""
         else:
             sent = type(command)
-            parts = (_LETTERS[sent], *_WRITERS[sent](command, first))
+            parts = (_LETTERS[sent], *_WRITERS[sent](command))
             body += (heads.setdefault(pack(parts), len(heads) + 1), 1)
             for policy in _policies(command):
                 policies[policy.fingerprint] = policy
@@ -212,6 +211,8 @@ def encode(
         body.append(command.id)
         if argument is not None:
             body.append(argument)
+        if attempt:
+            body.append(attempt)
         if key:
             body.append(_key(key))
         if plan.policy is not last:
@@ -295,6 +296,8 @@ def _goes_on(command: Any, raw: Any) -> Ended:
 def _error(command: Any, raw: Any) -> HeadgateError:
     if _text(raw[1]) == "KindChanged":
         return KindChanged(gate=command.gate, limit=_text(raw[2]), was=_text(raw[3]), now=_text(raw[4]))
+    if _text(raw[1]) == "AttemptOver":
+        return attempt_over(command.gate, command.id)
     return IdConflict(
         f"gate {command.gate!r}: the id {command.id!r} stands for another ask; use a new id for each ask, "
         f"and the same id only to repeat one"

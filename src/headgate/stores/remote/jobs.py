@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from time import monotonic, sleep
-
 from ...errors import HeadgateError, StoreUnavailable
-from ...kernel.commands import Admit, Cancel, Settle
+from ...kernel.commands import Admit, Settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ class OutcomeUnknown(StoreUnavailable):
 def repeatable(command: Command) -> bool:
     """Whether a command may be sent again when it is unknown whether it was decided.
 
-    An ask whose id is on record is answered with the same permit; an end is an end; a heartbeat, a peek or a change does
+    An ask whose id is on record is the same ask, by its attempt; an end is an end; a heartbeat, a peek or a change does
     the same again. What was really spent is charged as a difference, and twice would be wrong.
     """
     if isinstance(command, Admit):
@@ -89,28 +87,24 @@ class ThreadJob:
 class LoopJob:
     """The commands of one task, and the future that it awaits."""
 
-    __slots__ = ("answered", "commands", "future", "sent")
+    __slots__ = ("commands", "future", "sent")
 
     def __init__(self, commands: Sequence[Command], future: asyncio.Future[Any]) -> None:
         self.commands = commands
         self.future = future
         #: It may have reached a server.
         self.sent = False
-        #: Its outcome is known, also where its task was cancelled and no longer awaits it.
-        self.answered = False
 
     @property
     def repeatable(self) -> bool:
         return all(repeatable(command) for command in self.commands)
 
     def finish(self, replies: Any) -> None:
-        self.answered = True
         future = self.future
         if not future.done():
             future.set_result(replies)
 
     def fail(self, error: BaseException) -> None:
-        self.answered = True
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -126,32 +120,3 @@ def fail_all(jobs: Iterable[ThreadJob | LoopJob], error: HeadgateError, *, undec
         if isinstance(failure, StoreUnavailable) and (undecided or not job.sent):
             failure.decided = False
         job.fail(failure)
-
-
-class AbandonedJobs:
-    """Jobs whose task was cancelled after they had been sent: the server may still decide them."""
-
-    __slots__ = ("_jobs", "_seconds")
-
-    def __init__(self, seconds: float) -> None:
-        self._jobs: list[LoopJob] = []
-        #: How long `wait_for_asks` waits at most.
-        self._seconds = seconds
-
-    def add(self, jobs: Iterable[LoopJob]) -> None:
-        self._jobs = [job for job in (*self._jobs, *jobs) if job.sent and not job.answered]
-
-    def wait_for_asks(self, commands: Sequence[Command]) -> None:
-        """Wait until the asks that `commands` cancel are answered: they went by another connection, and a cancel that
-        overtook its ask would undo nothing.
-        """
-        if not self._jobs:
-            return
-        ids = {command.id for command in commands if isinstance(command, Cancel)}
-        end = monotonic() + self._seconds
-        for job in self._jobs:
-            while ids & {getattr(command, "id", "") for command in job.commands} and not job.answered:
-                if monotonic() > end:
-                    return
-                sleep(0.001)
-        self._jobs = [job for job in self._jobs if not job.answered]

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from random import randrange
 
+from ...background import is_ending, start_daemon
 from ..base import Listeners
 
 TYPE_CHECKING = False
@@ -83,16 +84,13 @@ class WakeSubscriber:
 
     def start(self, wait_s: float) -> None:
         """Start the thread if it does not run, and wait so long at most for its first attempt to be over."""
-        if self._thread is None:
+        if self._thread is None and not is_ending():
             with self._lock:
                 if self._thread is None:
                     stopping = self._stopping = threading.Event()
                     self._tried = threading.Event()
-                    self._thread = threading.Thread(
-                        target=self._run, args=(stopping,), name=self.thread_name, daemon=True
-                    )
-                    self._thread.start()
-        if wait_s and not self._tried.is_set():
+                    self._thread = start_daemon(self.thread_name, self._run, stopping)
+        if wait_s and self._thread is not None and not self._tried.is_set() and not is_ending():
             self._tried.wait(wait_s)
 
     def _run(self, stopping: threading.Event) -> None:

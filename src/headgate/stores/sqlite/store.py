@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from random import random
 
+from ...background import LONGEST_END_S, at_end, check_free, is_ending, is_late
 from ...errors import InvalidInput, StoreUnavailable
 from ...kernel.head import is_epoch
 from ...sqlite_file import SYNCHRONOUS, DatabaseFile, register_for_fork_and_exit
@@ -96,6 +97,8 @@ class SqliteStore:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def decide(self, command: Command) -> Any:
+        if is_ending():
+            check_free(self._lock, self.url)
         if command.writes and not self._lock.locked():
             # `with`, because Ctrl-C can come between an `acquire` and its `try`.
             with self._lock:
@@ -107,6 +110,8 @@ class SqliteStore:
         return checked(reply)
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if is_ending():
+            check_free(self._lock, self.url)
         return self._run(SqliteJob(commands)) if commands else []
 
     def _run(self, job: SqliteJob) -> list[Any]:
@@ -118,6 +123,8 @@ class SqliteStore:
             with self._lock:
                 while not job.done:
                     if pause_s := transactions.attempt(job):
+                        if is_ending() and is_late():
+                            raise at_end(self.url)
                         time.sleep(pause_s)
         except BaseException:
             transactions.withdraw(job)
@@ -166,10 +173,12 @@ class SqliteStore:
         When the task is cancelled, nothing was decided; or if it was, the reply is returned, and the cancellation comes at
         the next `await` of the task.
         """
-        import asyncio
-
         if not commands:
             return []
+        if is_ending():
+            return self.execute(commands)  # nobody else runs, and nothing can be imported
+        import asyncio
+
         job, transactions = SqliteJob(commands), self._transactions
         if job.writes:
             transactions.queue.append(job)
@@ -276,6 +285,12 @@ class SqliteStore:
         with self._lock:
             self._transactions.shut()
         self._waker.close()
+
+    def end(self) -> None:
+        # A thread that hangs in the file with the lock must not keep the process: SQLite mends what is left by itself.
+        if self._lock.acquire(timeout=LONGEST_END_S):
+            self._lock.release()
+            self.close()
 
     def before_fork(self) -> None:
         self._forking = self._lock.acquire(timeout=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .asks import AskTests
 from .changes import ChangeTests
+from .ids import IdTests
 from .leases import LeaseTests
 from .line import LineTests
 from .loss import LossTests
@@ -16,7 +17,7 @@ __all__ = ["StoreSuite"]
 
 
 class StoreSuite(
-    LeaseTests, RateTests, SentTests, AskTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests
+    LeaseTests, RateTests, SentTests, AskTests, IdTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests
 ):
     """Subclass it, name the class `Test…`, and make a new, empty store on a clock in `make_store`; pytest does the rest.
 

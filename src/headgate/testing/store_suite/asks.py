@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import Denied, IdConflict, InvalidInput
+from ...errors import Denied, InvalidInput
 from ...gate import Gate
 from ...kernel.commands import Cancel, Stand
 from ...kernel.limits import Concurrency, Window
@@ -40,32 +40,6 @@ class AskTests(StoreHarness):
         assert self.denial(gate, key={"org": "b"}).limit == "all"
 
     # --- ids ---------------------------------------------------------------------------------------------------------
-
-    def test_the_same_id_twice_is_one_admission(self) -> None:
-        gate = self.gate(Window(5, per="1m", name="w"), Concurrency(5, lease="10s", name="c"))
-        one = gate.acquire(id="job-1", timeout=0, renew=False)
-        two = gate.acquire(id="job-1", timeout=0, renew=False)
-        assert one.fence == two.fence
-        assert (gate.usage()["w"].used, gate.usage()["c"].used) == (1, 1)
-        two.release()
-        one.release()
-        assert gate.usage()["c"].used == 0
-
-    def test_another_ask_under_an_id_is_an_error_and_charges_nothing(self) -> None:
-        gate = self.gate(Window(5, per="1m", name="w"))
-        gate.acquire(id="job-1", timeout=0)
-        self.raises(IdConflict, lambda: gate.acquire(2, id="job-1", timeout=0))
-        assert gate.usage()["w"].used == 1
-
-    def test_an_id_is_remembered_for_a_minute_after_its_permit_ended(self) -> None:
-        gate = self.gate(Concurrency(5, lease="10s", name="c"), Window(100, per="1s", name="w"))
-        permit = gate.acquire(id="job-1", timeout=0, renew=False)
-        permit.release()
-        self.clock.advance("59s")
-        assert gate.acquire(id="job-1", timeout=0, renew=False).fence == permit.fence
-        assert gate.usage()["c"].used == 0
-        self.clock.advance("2s")
-        assert gate.acquire(id="job-1", timeout=0, renew=False).fence != permit.fence
 
     def test_an_ask_whose_reply_was_lost_is_undone_by_its_id(self) -> None:
         gate = self.gate(Window(1, per="1m"), Concurrency(1))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 from ...errors import KindChanged
 from ...kernel.limits import Aimd, Bucket, Concurrency, Window
-from ...kernel.model import SECOND
-from .base import StoreHarness
+from ...kernel.model import SECOND, Wait
+from .base import PATIENCE, StoreHarness
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...gate import Gate
 
 
 class ChangeTests(StoreHarness):
@@ -43,6 +52,95 @@ class ChangeTests(StoreHarness):
         assert "reset" in str(self.raises(KindChanged, gate.try_acquire))
         gate.reset()
         self.take(gate)
+
+    def test_an_ask_of_another_kind_is_refused_at_once_and_nobody_else_notices(self) -> None:
+        gate = self.gate(Window(1, per="1m", name="x"))
+        other = self.gate(Bucket(1, per="1m", name="x"))
+        self.take(gate)
+        assert isinstance(self.stand(gate, "first", "p1"), Wait)
+        for ask in (other.try_acquire, other.acquire, lambda: self.stand(other, "wrong", "p2")):
+            self.raises(KindChanged, ask)
+        assert gate.usage().waiting == 1
+        assert gate.try_acquire() is None
+        assert isinstance(self.stand(gate, "second", "p1"), Wait)
+        gate.pause(5)
+        self.raises(KindChanged, other.acquire)
+        gate.resume()
+        self.clock.advance("2m")
+        assert isinstance(self.stand(gate, "first", "p1"), tuple)
+        assert isinstance(self.stand(gate, "second", "p1"), Wait)
+
+    def test_a_ticket_that_has_become_another_kind_leaves_the_line_and_its_waiter_alone_is_told(self) -> None:
+        slots = Concurrency(1, lease="1h", name="c")
+        gate = self.gate(Window(9, per="1m", name="x"), slots)
+        other = self.gate(Bucket(9, per="1m", name="x"), slots)
+        [held] = self.take(gate)
+        gate.reset("x")  # as for the new configuration, while the old one still asks
+        heard = threading.Event()
+        self.store.listen("new", lambda delay: heard.set() if delay is None else None)
+        mine = self.store.session
+        assert isinstance(self.stand(gate, "old", "p1"), Wait)
+        assert isinstance(self.stand(other, "new", mine), Wait)
+        assert isinstance(self.stand(gate, "last", "p1"), Wait)
+        held.release("error")
+        assert isinstance(self.stand(gate, "old", "p1"), tuple)  # it was called first, so it is a window again
+        assert gate.release("old")
+        assert "last" in self.beat(gate, "p1", "last").called
+        assert heard.wait(PATIENCE), "its waiter was not woken"
+        self.store.unlisten("new")
+        assert self.beat(gate, mine, "new").unknown == ("new",)
+        self.raises(KindChanged, lambda: self.stand(other, "new", mine))
+        assert isinstance(self.stand(gate, "last", "p1"), tuple)
+        assert gate.usage().waiting == 0
+
+    def test_a_thread_that_waits_with_what_has_become_another_kind_is_told(self) -> None:
+        slots = Concurrency(2, lease="1h", name="c")
+        gate = self.gate(Window(9, per="1m", name="x"), slots)
+        other = self.gate(Bucket(9, per="1m", name="x"), slots)
+        held = self.take(gate, 2)
+        gate.reset("x")
+        told: dict[str, Any] = {}
+
+        def wait(name: str, waits: Gate) -> None:
+            try:
+                told[name] = waits.acquire(timeout=PATIENCE)
+            except KindChanged as error:
+                told[name] = error
+
+        threads = []
+        for name, waits in (("old", gate), ("new", other)):
+            threads.append(threading.Thread(target=wait, args=(name, waits), daemon=True))
+            threads[-1].start()
+            while gate.usage().waiting < len(threads):
+                time.sleep(0.001)
+        for permit in held:
+            permit.release("error")
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert isinstance(told["new"], KindChanged)
+        assert told["old"].release()
+        assert gate.usage().waiting == 0
+
+    def test_a_call_is_not_taken_with_another_kind(self) -> None:
+        slots = Concurrency(1, lease="1h", name="c")
+        gate = self.gate(Window(9, per="1m", name="x"), slots)
+        other = self.gate(Bucket(9, per="1m", name="x"), slots)
+        [held] = self.take(gate)
+        self.stand(gate, "a", "p1")
+        held.release()
+        self.raises(KindChanged, lambda: self.stand(other, "a", "p1"))
+        assert isinstance(self.stand(gate, "a", "p1"), tuple)
+        assert [limit.used for limit in gate.usage().limits] == [2, 1]
+
+    def test_what_is_settled_late_changes_nothing_for_another_kind(self) -> None:
+        gate = self.gate(Window(9, per="1m", name="x"))
+        other = self.gate(Bucket(9, per="1m", name="x"))
+        settled, ended = self.take(gate, 2)
+        gate.reset("x")
+        self.take(other)
+        settled.settle({"requests": 5})
+        ended.release("unsent")
+        assert other.usage()["x"].used == 1
 
     def test_a_paused_gate_grants_nothing_before_its_time_or_until_it_is_resumed(self) -> None:
         gate = self.gate(Bucket(100, per="1s"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from ...errors import Denied
-from ...kernel.commands import Cancel
+from ...kernel.commands import Cancel, Peek, Stand
 from ...kernel.limits import Concurrency, Window
-from ...kernel.model import Wait
+from ...kernel.model import Grant, Wait
 from .base import PATIENCE, StoreHarness
 
 TYPE_CHECKING = False
@@ -93,6 +94,51 @@ class LineTests(StoreHarness):
             self.clock.advance("3s")
             self.beat(gate, "alive", "alive")
         assert gate.usage().waiting == 1
+
+    def test_a_dead_crowd_leaves_the_line_by_a_look_without_an_ask_of_anybody(self) -> None:
+        gate = self.gate(Concurrency(1, lease="1h"))
+        self.take(gate)
+        plan = gate.policy.plan()
+        crowd = [Stand(plan, f"dead-{number}", None, plan.lease, waits=True, session="dead") for number in range(600)]
+        for at in range(0, len(crowd), 100):
+            self.store.execute(crowd[at : at + 100])
+        assert gate.usage().waiting == 600
+        self.clock.advance("11s")
+        gate.usage()  # it changes nothing itself: what it shows has the keeper serve the line
+        end = time.monotonic() + PATIENCE
+        while self.store.decide(Peek(gate.policy)).overdue:
+            assert time.monotonic() < end, "they still stand in line"
+            time.sleep(0.001)
+        assert gate.usage().waiting == 0
+        assert self.beat(gate, "dead", "dead-0", "dead-599").unknown == ("dead-0", "dead-599")
+
+    def test_a_heartbeat_of_a_lease_serves_the_line_as_well(self) -> None:
+        gate = self.gate(Concurrency(1, lease="1h"))
+        [permit] = self.take(gate)
+        self.stand(gate, "dead", "dead")
+        self.clock.advance("11s")
+        assert self.store.decide(Peek(gate.policy)).overdue
+        permit.renew()
+        found = self.store.decide(Peek(gate.policy))
+        assert (found.waiting, found.overdue) == (0, 0)
+
+    def test_who_waits_behind_a_dead_crowd_goes_and_no_call_is_made_to_the_dead(self) -> None:
+        gate = self.gate(Concurrency(1, lease="1h"), claim="1h")
+        [permit] = self.take(gate)
+        plan = gate.policy.plan()
+        crowd = [Stand(plan, f"dead-{number}", None, plan.lease, waits=True, session="dead") for number in range(600)]
+        for at in range(0, len(crowd), 100):
+            self.store.execute(crowd[at : at + 100])
+        self.stand(gate, "alive", "alive")
+        self.clock.advance("6s")
+        self.beat(gate, "alive", "alive")
+        self.clock.advance("5s")
+        permit.release()  # a call to one of the dead would last for an hour
+        asks = 1
+        while type(self.stand(gate, "alive", "alive")) is not Grant:
+            asks += 1
+            assert asks <= 3, "it does not go"
+        assert gate.usage().waiting == 0
 
     def test_who_waits_is_told_oldest_first_and_of_no_more_than_fifty(self) -> None:
         gate = self.gate(Concurrency(1, lease="1h"))

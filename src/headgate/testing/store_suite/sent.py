@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import LeaseLost
 from ...gate import Gate
-from ...kernel.commands import Stamp
+from ...kernel.commands import Cancel, Stamp, Stand
 from ...kernel.limits import Bucket, Concurrency, Window
 from ...kernel.model import Wait
 from ..upstream import FakeUpstream
@@ -154,3 +154,43 @@ class SentTests(StoreHarness):
         self.clock.advance("50ms")
         assert self.stamp(gate, late.permit) == 250_000  # after those of 100 and 200 ms
         assert gate.reserve().delay == 0.1
+
+    def test_a_promise_that_is_stamped_late_has_its_new_time_for_whoever_asks_under_its_id(self) -> None:
+        gate = self.gate(Bucket(10, per="1s", burst=1, slack=0), waiting="promise")
+        for number in range(3):
+            gate.reserve(id=f"place-{number}")
+        self.clock.advance("50ms")
+        assert isinstance(self.store.decide(Stamp(gate.policy, "place-0")), Wait)
+        assert gate.reserve(id="place-0").delay == 0.25
+
+    # --- under an id that is asked again --------------------------------------------------------------------------------
+
+    def test_the_stamp_of_a_permit_that_has_ended_moves_no_other_under_its_id(self) -> None:
+        for limits in ([], [Concurrency(9, lease="1h")]):
+            gate = Gate(f"again-{len(limits)}", [Window(9, per="4s", slack=0), *limits], store=self.store)
+            [before] = self.take(gate, id="job-1")
+            assert gate.release("job-1", "unsent")
+            [again] = self.take(gate, id="job-1")
+            self.clock.advance("1s")
+            self.raises(LeaseLost, before.sent)
+            self.clock.advance("3s")
+            assert gate.usage()["window"].used == 0  # it counts from its grant still
+            again.sent()
+            assert gate.usage()["window"].used == 1
+
+    def test_a_stamped_permit_ends_when_all_attempts_that_share_it_are_cancelled(self) -> None:
+        gate = self.gate(Window(9, per="4s", slack=0))
+        plan = gate.policy.plan()
+        self.store.decide(Stand(plan, "job-1", remembered=True, attempt="a-1"))
+        self.clock.advance("1s")
+        self.store.decide(Stamp(gate.policy, "job-1"))
+        self.store.decide(Stand(plan, "job-1", remembered=True, attempt="a-2"))
+        self.store.decide(Cancel(gate.policy, "job-1", "a-1"))
+        assert gate.usage()["window"].used == 1
+        self.store.decide(Cancel(gate.policy, "job-1", "a-2"))
+        assert gate.usage()["window"].used == 0  # given back where the stamp had moved it
+
+    def test_an_ask_that_was_cancelled_before_it_came_has_nothing_to_stamp(self) -> None:
+        gate = self.gate(Window(9, per="4s", slack=0))
+        self.store.decide(Cancel(gate.policy, "job-1"))
+        assert self.store.decide(Stamp(gate.policy, "job-1")).lost

@@ -6,12 +6,16 @@ local function renew_lease(now, before, lease, exactly)
   local ref, id, at, length, fence, holder = lease[1], lease[2], lease[3], lease[4], lease[5], lease[6]
   local plan = recall(ref)
   local expires = now + length
+  local permit = permits:get(id)
+  if permit and (permit[6] or permit[4] ~= fence) then return 0 end -- it has ended; the id may be another permit's by now
   for _, step in ipairs(plan.steps) do
     if step.limit.leased then
       local leases = space('leases', step.member)
       prune(leases, now)
       -- Where the store lost its state, the holder has not lost its slot: it registers again.
       if not leases:get(id) and at >= before and not step.limit:recover(now, step.member) then return 0 end
+      local row = leases:get(id)
+      if row and row[3] ~= fence then return 0 end
       -- A heartbeat never shortens a lease: another process may have extended it by its id.
       if not exactly then expires = max(expires, leases:score(id) or 0) end
     end
@@ -23,7 +27,6 @@ local function renew_lease(now, before, lease, exactly)
       step.limit:charge(now, step.member, 1, step.value, at, {id, expires, fresh})
     end
   end
-  local permit = permits:get(id)
   if permit then
     local fresh = {}
     for index = 1, #permit do fresh[index] = permit[index] end
@@ -42,9 +45,9 @@ function changes.n(now, head)
     expires[#expires + 1] = renew_lease(now, before, lease, head[5])
   end
   local line = line_module()
-  if #tickets > 0 and records.head.tickets > 0
-    and (line.hear(now, session) or now >= line.line_state().timer_at) then
-    line.serve(now)
+  if records.head.tickets > 0 then
+    local woke = #tickets > 0 and line.hear(now, session)
+    if woke or now >= line.line_state().timer_at then line.serve(now) end
   end
   if #tickets > 0 then
     space('tickets'):prefetch(tickets)
@@ -154,8 +157,10 @@ function changes.p(now, wanted)
     end
   end
   local leases = wanted[4] and holders(now, blocking) or {}
+  local due_at = head.tickets > 0 and line_module().line_state().timer_at or NEVER
+  local overdue = due_at <= now and due_at or 0
   return {'S', now, head.seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}}
+    overrides, decision, wanted[6] and head.tickets > 0 and waiters() or {}, overdue}
 end
 
 -- --- change.py --------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
 -- common), which is mostly the same from call to call; seen; told (the epoch, or a session); now (0: the
 -- server's); then the commands. Where all of
 -- them have one head in common, and it is of asks or ends, that is their arguments: of an ask its id, and its holder
--- where it has one; of an end its id and when it was granted; with the packed key where its limits are by one. Else
--- they come in runs: the number of a head, how many have it, and their arguments; heads of other commands are all there
--- is of them.
+-- and its attempt where it has one; of an end its id and when it was granted, with the fence after a colon where the id
+-- is a caller's; with the packed key where its limits are by one. Else they come in runs: the number of a head, how many
+-- have it, and their arguments; heads of other commands are all there is of them.
 
 local FORMAT = '1'
 -- For how long an idle gate is kept at least.
@@ -30,7 +30,8 @@ local function frame_of(raw)
     frame.heads[tostring(index)] = common
     if common[1] == 'a' or common[1] == 'e' then
       common.argued = common[1] == 'e' or common[10]
-      common.size = 1 + (common.argued and 1 or 0) + (common[3] and 1 or 0)
+      common.attempted = common[1] == 'a' and common[11]
+      common.size = 1 + (common.argued and 1 or 0) + (common.attempted and 1 or 0) + (common[3] and 1 or 0)
       if common[1] == 'a' then
         common.ask = {lease = common[4], plain = common[5], waits = common[6], remembered = common[7], latest = common[8],
           session = common[9]}
@@ -55,9 +56,9 @@ local function pairs_of(list)
   return made
 end
 
-local function decide(now, common, id, argument, key)
+local function decide(now, common, id, argument, attempt, key)
   local op = common[1]
-  if op == 'a' then return admit(now, common.ask, plan_for(common[2], key), id, argument) end
+  if op == 'a' then return admit(now, common.ask, plan_for(common[2], key), id, argument, attempt) end
   if op == 'e' then
     local end_ = common.end_
     if not end_ then
@@ -65,12 +66,17 @@ local function decide(now, common, id, argument, key)
         confirmed = common[8], worth = common[9]}
       common.end_ = end_
     end
-    return settle(now, end_, plan_for(common[2], key), id, tonumber(argument))
+    local at, fence = tonumber(argument), 0
+    if not at then
+      at, fence = partition(argument, ':')
+      at, fence = tonumber(at), tonumber(fence)
+    end
+    return settle(now, end_, plan_for(common[2], key), id, at, fence)
   end
   if op == 'r' then
     return release(now, policy_of(common[2]), common[3], common[4], common[5], pairs_of(common[6]))
   end
-  if op == 'c' then return cancel(now, policy_of(common[2]), common[3]) end
+  if op == 'c' then return cancel(now, policy_of(common[2]), common[3], common[4], common[5]) end
   if op == 's' then return stamp(now, common) end
   local changes = changes_module()
   if op == 'l' then
@@ -181,13 +187,9 @@ local function main(keys, args, forgets_line)
   local common = frame.only
   if common and common.size == last - 4 then
     -- One command, as most calls have while a process is uncontended.
-    local id = args[5]
-    if common[11] then
-      records.fresh[1] = id
-      if head.tickets > 0 then space('tickets'):know() end
-    end
-    permits:know()
-    local fine, reply = pcall(decide, now, common, id, common.argued and args[6], common[3] and args[last] or NO_KEY)
+    local attempt = common.attempted and args[common[3] and last - 1 or last] or ''
+    local fine, reply = pcall(decide, now, common, args[5], common.argued and args[6], attempt,
+      common[3] and args[last] or NO_KEY)
     if not fine then
       local need
       reply, need = failed(reply)
@@ -195,16 +197,15 @@ local function main(keys, args, forgets_line)
     end
     replies[1], writes = reply, true
   else
-    -- Of each command: its head, and its id, argument and key where it has one.
-    local todo, ids, arguments, given, commands, count = {}, {}, {}, {}, 0, last
-    local fresh, old = records.fresh, records.ids
+    -- Of each command: its head, and its id, argument, attempt and key where it has one.
+    local todo, ids, arguments, attempts, given, commands, count = {}, {}, {}, {}, {}, 0, last
+    local named, tombstones = records.ids, {}
     while cursor <= last do
       if not frame.only then
         common, count = frame.heads[args[cursor]], tonumber(args[cursor + 1])
         cursor = cursor + 2
       end
       local size, argued, keyed = common.size, common.argued, common[3]
-      local named = common[11] and fresh or old
       for _ = 1, size and min(count, (last + 1 - cursor) / size) or count do
         commands = commands + 1
         todo[commands] = common
@@ -214,12 +215,19 @@ local function main(keys, args, forgets_line)
           if argued then arguments[commands] = args[cursor + 1] end
           cursor = cursor + size
           if keyed then given[commands] = args[cursor - 1] end
+          if common.attempted then
+            attempts[commands] = args[keyed and cursor - 2 or cursor - 1]
+            tombstones[#tombstones + 1] = id .. ' ' .. attempts[commands]
+          end
         end
       end
       if size or common[1] ~= 'p' then writes = true end
     end
-    permits:know()
-    if head.tickets > 0 then space('tickets'):know() end
+    if #named > 1 then
+      permits:prefetch(named)
+      if head.tickets > 0 then space('tickets'):prefetch(named) end
+    end
+    if #tombstones > 0 then permits:prefetch(tombstones) end
     -- One that raises leaves the others as they are: those after it go on from there.
     local index, alike, reply = 0, 0, nil
     local function decide_all()
@@ -229,13 +237,13 @@ local function main(keys, args, forgets_line)
           alike = index + 1
           while todo[alike + 1] == one and given[alike + 1] == key do alike = alike + 1 end
         end
-        if one.ask and alike > index + 1 then
+        if one.ask and alike > index + 1 and not one.attempted then
           many, reply = admit_many(now, one.ask, plan_for(one[2], key or NO_KEY), ids, arguments, index + 1, alike - index)
           index = index + many
         end
         if many == 0 then
           index = index + 1
-          reply = decide(now, one, ids[index], arguments[index] or false, key or NO_KEY)
+          reply = decide(now, one, ids[index], arguments[index] or false, attempts[index] or '', key or NO_KEY)
         end
         if reply then
           if reply ~= records.last then records.last = false end -- only the last one may yet stand for more

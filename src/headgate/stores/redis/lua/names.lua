@@ -21,7 +21,7 @@ local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage
 local outcome_of
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large
-local earliest, earliest_now, blocked_by, charge, hold, let_go
+local earliest, earliest_now, blocked_by, charge, hold, let_go, is_another_kind, check_kinds
 -- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, settle, release, cancel, lease_of
 local is_another, compare, lost_before, stamp

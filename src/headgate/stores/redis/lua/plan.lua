@@ -245,6 +245,20 @@ function hold(now, steps, lease)
   for _, step in ipairs(steps) do step.limit:hold(now, step.member, step.cost, lease) end
 end
 
+-- Give back what `hold` kept. Where the state was lost and another kind came in its place, nothing of it is left.
 function let_go(now, steps, lease)
-  for _, step in ipairs(steps) do step.limit:hold(now, step.member, -step.cost, lease) end
+  for _, step in ipairs(steps) do
+    if not is_another_kind(step) then step.limit:hold(now, step.member, -step.cost, lease) end
+  end
+end
+
+-- Whether the store holds another kind of limit under the name of a step: its own state was reset or lost.
+function is_another_kind(step)
+  local state = states:get(step.member)
+  return state and state[1] ~= step.limit.kind
+end
+
+-- Raise KindChanged where the store holds another kind of limit under a name. `earliest` does it by itself.
+function check_kinds(steps)
+  for index = 1, #steps do state_of(steps[index].limit, steps[index].member) end
 end

@@ -1,6 +1,6 @@
 -- What the commands have in common: the port of commands/base.py. A reply is an array or a number, which wire.py decodes.
 
-local REAP, TAKEN_BACK = 512, 2
+local REAP = 512
 
 -- A number that a reply can carry exactly: as text above 2^53.
 local function whole(number)
@@ -183,6 +183,81 @@ end
 function pause(until_, reason)
   local head = records.head
   if until_ > head.paused then head.paused, head.reason = until_, reason end
+end
+
+-- --- permits.py: what is known of attempts ----------------------------------------------------------------------------
+
+-- How many attempts a permit has by name; and what stands for all others, which cannot be cancelled.
+local MOST_ATTEMPTS, OTHERS = 8, '*'
+
+-- Whether a permit on record has not ended, and its lease has not expired unseen.
+local function permit_lives(permit, now)
+  return not permit[6] and (not permit[5] or permit[3] > now)
+end
+
+-- The row of a permit: with its confirmation, its attempts and its sent stamp up to the last of them that it has.
+local function permit_row(permit, ends, ended, confirmed, attempts, sent)
+  local row = {permit[1], permit[2], ends, permit[4], permit[5], ended, permit[7]}
+  if sent ~= 0 then
+    row[8], row[9], row[10] = confirmed, attempts, sent
+  elseif attempts ~= '' then
+    row[8], row[9] = confirmed, attempts
+  elseif confirmed ~= 0 then
+    row[8] = confirmed
+  end
+  return row
+end
+
+local function name_of(id, attempt)
+  return attempt ~= '' and id .. ' ' .. attempt or id
+end
+
+-- Put a tombstone: whatever asks under this name was over at that moment, or is known to have been later.
+local function bury(name, over_at)
+  local known = permits:get(name)
+  if not known or known[3] < over_at then
+    permits:put(name, {'', over_at, over_at, 0, false, true, false}, over_at + REMEMBER)
+  end
+end
+
+-- Whether there is a tombstone of this name that still counts.
+local function is_buried(name, now)
+  local known = permits:get(name)
+  return known and known[6] and known[3] + REMEMBER > now
+end
+
+-- Whether an attempt is one of these; and how many they are.
+local function among(attempts, attempt)
+  local found, count = false, 0
+  for name in attempts:gmatch('%S+') do
+    found, count = found or name == attempt, count + 1
+  end
+  return found, count
+end
+
+-- Another permit takes the place of the ended one that is on record under an id: its attempts stay over.
+local function bury_attempts(id)
+  local known = permits:get(id)
+  for attempt in (known and known[9] or ''):gmatch('%S+') do
+    if attempt ~= OTHERS then bury(name_of(id, attempt), known[3]) end
+  end
+end
+
+-- One more attempt is answered with a permit that lives. The permit ends by a cancel only when all have cancelled.
+local function join(now, id, permit, attempt)
+  local attempts = permit[9] or ''
+  if attempts == '' then attempts = OTHERS end
+  local found, count = among(attempts, attempt)
+  if found then return end
+  if attempt ~= '' and count >= MOST_ATTEMPTS then
+    bury(name_of(id, attempt), now)
+    attempt = ''
+  end
+  if attempt == '' then attempt = OTHERS end
+  if not among(attempts, attempt) then
+    attempts = attempts .. ' ' .. attempt
+    permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, attempts, permit[10] or 0))
+  end
 end
 
 -- Whether two refs ask for the same, by whatever version of the configuration.

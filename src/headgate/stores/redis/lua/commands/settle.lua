@@ -22,7 +22,7 @@ local function endings()
 
   -- From when on a permit is charged that was granted at `at`: its sent stamp may have moved that.
   function charged_at(steps, permit, id, at)
-    local sent = permit and permit[9]
+    local sent = permit and permit[10]
     for _, step in ipairs(not permit and steps or {}) do
       local row = step.limit.leased and space('leases', step.member):get(id)
       if row then
@@ -56,8 +56,8 @@ local function endings()
       and (outcome.answered or (not end_.outcome and not actual))
     for _, step in ipairs(steps) do
       local limit, cost = step.limit, step.cost
-      if limit.leased then
-        -- It has no amount.
+      if limit.leased or is_another_kind(step) then
+        -- It has no amount, or that was forgotten.
       elseif outcome.refunds then
         if not lost then limit:refund(now, step.member, cost, step.value, at, confirmed) end
       else
@@ -82,19 +82,30 @@ local function endings()
       end
     end
     if permit then
-      permits:set(id, {permit[1], permit[2], permit[3], permit[4], permit[5], permit[6], permit[7], now, permit[9]})
+      permits:set(id, permit_row(permit, permit[3], permit[6], now, permit[9] or '', permit[10] or 0))
     end
   end
 
-  function settle(now, end_, plan, id, at)
+  -- Whether the lease under an id is that of another permit: the id was asked again after this one had ended.
+  local function is_anothers(steps, id, fence)
+    for _, step in ipairs(steps) do
+      local row = step.limit.leased and space('leases', step.member):get(id)
+      if row then return row[3] ~= fence end
+    end
+    return false
+  end
+
+  function settle(now, end_, plan, id, at, fence)
     now = begin(now)
     local head, outcome = records.head, end_.outcome
     local steps = head.overrides > 0 and current(plan) or plan.steps
     local permit = end_.remembered and permits:get(id) or nil
-    if permit and permit[6] then return 1 end -- releasing twice is harmless; the second says so
+    -- Releasing twice is harmless; the second says so.
+    if permit and (permit[6] or fence ~= 0 and permit[4] ~= fence) then return 1 end
     -- A confirmation that is repeated, since its reply was lost, must not shorten what another permit was charged.
     local confirmed = end_.confirmed
     if confirmed == 0 and permit then confirmed = permit[8] or 0 end
+    if fence ~= 0 and is_anothers(steps, id, fence) then return 1 end
     local lost, adapted, charged = false, false, at
     if plan.lease ~= 0 then
       lost = not lives(now, steps, id)
@@ -107,8 +118,8 @@ local function endings()
     local only_confirmed = not outcome and not end_.actual
     if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
     if outcome and permit then
-      local ended = outcome_of(outcome).refunds and TAKEN_BACK or true
-      permits:put(id, {permit[1], permit[2], now, permit[4], permit[5], ended, permit[7]}, now + REMEMBER)
+      local ends = permit[5] and permit[3] <= now and permit[3] or now -- it ended when its lease expired, or now
+      permits:put(id, permit_row(permit, ends, true, 0, permit[9] or '', 0), ends + REMEMBER)
     end
     if end_.retry_after ~= 0 and outcome_of(outcome).pauses then
       pause(now + end_.retry_after, 'upstream: ' .. outcome)
@@ -146,22 +157,24 @@ local function endings()
   end
 
   function release(now, policy, id, outcome, retry_after, actual)
-    local permit = permits:get(id) or lease_row(policy, id)
-    if not permit then
+    local known = permits:get(id)
+    local permit = known or lease_row(policy, id)
+    if not permit or known and known[6] then
       begin(now)
       return 1
     end
     local plan = recall(permit[1], policy)
-    local confirmed = #permit < 7 and permit[5] or permit[8] or 0
+    local confirmed = permit[known and 8 or 5] or 0
     local end_ = {outcome = outcome, remembered = true, retry_after = retry_after, actual = actual, confirmed = confirmed,
       worth = true}
-    return settle(now, end_, plan, id, permit[2])
+    return settle(now, end_, plan, id, permit[2], 0)
   end
 
   -- What a heartbeat needs to know of a lease, by its id alone: see changes.n.
   function lease_of(policy, id, length)
-    local found = permits:get(id) or lease_row(policy, id)
-    if not found then return nil end
+    local known = permits:get(id)
+    local found = known or lease_row(policy, id)
+    if not found or known and known[6] then return nil end
     local plan = recall(found[1], policy)
     for _, step in ipairs(plan.steps) do
       if step.limit.leased then
@@ -172,15 +185,37 @@ local function endings()
     return nil
   end
 
-  function cancel(now, policy, id)
+  function cancel(now, policy, id, attempt, answered)
     local ticket = records.head.tickets > 0 and line_module().find(id)
-    if not ticket then return release(now, policy, id, 'unsent', 0, false) end
-    local line = line_module()
+    local name = name_of(id, attempt)
+    if ticket and ticket.attempt == attempt then
+      local line = line_module()
+      now = begin(now)
+      line.hear(now, ticket.session)
+      line.remove(now, line.find(id) or ticket)
+      line.serve(now)
+      if not answered then bury(name, now) end
+      return 0
+    end
+    local permit = permits:get(id)
+    local attempts = permit and permit[9] or ''
+    local alive = permit and permit_lives(permit, max(now, records.head.now))
+    if not permit and attempt == '' or alive and attempts == attempt then
+      local reply = release(now, policy, id, 'unsent', 0, false)
+      if not permit and reply % 2 == 1 and not answered then bury(name, records.head.now) end
+      return reply
+    end
     now = begin(now)
-    line.hear(now, ticket.session)
-    line.remove(now, line.find(id) or ticket)
-    line.serve(now)
-    return 0
+    if alive and attempt ~= '' and among(attempts, attempt) then
+      local others = {}
+      for other in attempts:gmatch('%S+') do
+        if other ~= attempt then others[#others + 1] = other end
+      end
+      local left = table.concat(others, ' ')
+      permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, left, permit[10] or 0))
+    end
+    if (attempt ~= '' or attempts == '') and not answered then bury(name, now) end
+    return 1
   end
 end
 

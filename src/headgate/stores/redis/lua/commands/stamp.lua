@@ -18,30 +18,31 @@ local function mark(steps, permit, id, sent)
   end
   if permit then
     local ends = permit[5] and permit[3] or max(permit[3], sent)
-    permits:set(id, {permit[1], permit[2], ends, permit[4], permit[5], permit[6], permit[7], permit[8] or 0, sent})
+    permits:set(id, permit_row(permit, ends, permit[6], permit[8] or 0, permit[9] or '', sent))
   end
 end
 
--- wanted: policy, id, ref of the plan or false, when it is charged, how long ago it was written or 0.
+-- wanted: policy, id, ref of the plan or false, when it is charged, how long ago it was written or 0, its fence or 0.
 function stamp(now, wanted)
   if not lives then endings() end
   now = begin(now)
   local policy, id, head, ago = policy_of(wanted[2]), wanted[3], records.head, wanted[6]
   local permit = id ~= '' and permits:get(id) or nil
   local found = permit or (id ~= '' and lease_row(policy, id)) or nil
+  if permit and permit[6] or found and wanted[7] ~= 0 and found[permit and 4 or 3] ~= wanted[7] then return 1 end
   local plan = wanted[4] and recall(wanted[4]) or (found and recall(found[1], policy))
-  if not plan or (permit and permit[6]) then return 1 end
+  if not plan then return 1 end
   local granted_at = found and found[2] or wanted[5]
   local steps = steps_in_force(now, plan)
   -- Where the store lost its state, the holder has not lost its slot: it registers again with its next heartbeat.
   if id ~= '' and plan.lease ~= 0 and not lives(now, steps, id) and granted_at >= lost_before() then return 1 end
   local at = charged_at(steps, permit, id, granted_at)
   local sent = ago ~= 0 and max(at, now - ago) or now
-  local confirmed = found and (#found < 7 and found[5] or found[8] or 0) or 0
+  local confirmed = found and found[permit and 8 or 5] or 0
   if confirmed ~= 0 or (sent >= at and sent - at <= plan.fresh) then return {'D', 0, at} end
   local rates = {}
   for _, step in ipairs(steps) do
-    if not step.limit.leased and step.cost > 0 then rates[#rates + 1] = step end
+    if not step.limit.leased and step.cost > 0 and not is_another_kind(step) then rates[#rates + 1] = step end
   end
   local go_at, last = now, nil
   if plan.policy.waiting == 'promise' and ago == 0 then

@@ -159,6 +159,19 @@ local function _keep_timer(now, waits, blocked, clocks)
   state_changed = true
 end
 
+-- A ticket that has become impossible leaves the line. Its waiter asks again, and is told why; no other command is.
+local function _send_away(now, ticket)
+  remove(now, ticket)
+  records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
+end
+
+local function any_of_another_kind(steps)
+  for index = 1, #steps do
+    if is_another_kind(steps[index]) then return true end
+  end
+  return false
+end
+
 local function _call_all(now, asker)
   local due = space('due')
   local blocked, waits, looked = {}, {}, {}
@@ -178,13 +191,13 @@ local function _call_all(now, asker)
       local ticket = find(id)
       local plan = recall(ticket.ref)
       local steps = overridden and current(plan) or plan.steps
+      local member = nil
+      if ticket.lane ~= '' then member = _ahead(steps, _order(lane, space('lanes'):get(lane)[1])) end
       if overridden and too_large(plan, steps) then
-        -- An override has made it impossible. Its waiter asks again, and is refused.
-        remove(now, ticket)
-        records.wakes[#records.wakes + 1] = {ticket.session, ticket.id, false}
+        _send_away(now, ticket) -- an override has made it impossible
+      elseif not member and any_of_another_kind(steps) then
+        _send_away(now, ticket) -- since it came: a reset, or a ticket of the other kind was called first
       else
-        local member = nil
-        if ticket.lane ~= '' then member = _ahead(steps, _order(lane, space('lanes'):get(lane)[1])) end
         local at, step = now + 1, nil
         if not member then at, step = blocked_by(now, steps) end
         if at <= now then
@@ -247,6 +260,32 @@ function line.published(now, session, subscribers)
   return true
 end
 
+-- How many tickets of dead processes leave in one serving: a crowd of them holds up no other command for long.
+local BURIED = 512
+
+-- Tickets of processes that were not heard of leave, so many at a time. Returns whether none of them is left.
+local function _bury(now)
+  local sessions, left = space('sessions'), BURIED
+  local score, session = sessions:first()
+  while score and score <= now do
+    local found = space('of', session):scan(nil, left + 1)
+    space('tickets'):prefetch_pairs(found)
+    for at = 1, min(left, #found) do remove(now, find(found[at][2])) end
+    if #found > left then
+      sessions:set(session, SLEEPS) -- none of its tickets is to keep the timer
+      return false
+    end
+    sessions:delete(session)
+    left = left - #found
+    if found[1] then
+      -- Should it live after all, it learns so.
+      records.wakes[#records.wakes + 1] = {session, found[#found][2], false}
+    end
+    score, session = sessions:first()
+  end
+  return true
+end
+
 -- Do all that is due: give back calls that were not taken, remove dead sessions, end patience, call the tickets that
 -- fit, and choose the ticket that keeps the timer. `asker` is the command that is being decided: when its own ticket is
 -- the one to be called, it takes what it asks for instead.
@@ -257,12 +296,10 @@ function line.serve(now, asker)
     _give_back(now, first)
     score, first = calls:first()
   end
-  local sessions = space('sessions')
-  score, first = sessions:first()
-  while score and score <= now do
-    for _, pair in ipairs(_tickets_of(first)) do remove(now, find(pair[2])) end
-    sessions:delete(first)
-    score, first = sessions:first()
+  if not _bury(now) then
+    -- No ticket is called while dead ones may be among the first. The next command goes on, and the timer has one come.
+    _keep_timer(now, {{now, '', _any_waiting({}) or false}}, {{0, 0}}, {'sessions'})
+    return
   end
   if not line_state().plain then
     local young = space('young')

@@ -1,7 +1,7 @@
 -- Standing in line: tickets enter and leave their lanes, lanes get ready and are parked.
 
 -- Put a new ticket at the end of its lane. Returns whether the line must be served: the ticket may be the first of a lane.
-function line.stand(now, plan, id, session, holder, lease, remembered)
+function line.stand(now, plan, id, session, holder, lease, remembered, attempt)
   local known = space('sessions'):get(session) ~= nil
   local woke = hear(now, session)
   local state = line_state()
@@ -11,7 +11,7 @@ function line.stand(now, plan, id, session, holder, lease, remembered)
   local ticket = {
     id = id, session = session, ref = plan.ref, lane = plan.lane, rank = rank, tier = rank, since = now,
     arrival = arrival, place = space('tickets'):len() + 1, weight = plan.weight, holder = holder or false,
-    lease = lease, remembered = remembered, called = 0, hidden = 0,
+    lease = lease, remembered = remembered, called = 0, hidden = 0, attempt = attempt,
   }
   state.arrivals = arrival + 1
   state.tiers = max(state.tiers, rank + 1)
@@ -28,8 +28,13 @@ function line.stand(now, plan, id, session, holder, lease, remembered)
   return rank > 0 and now + plan.policy.patience < timer_at
 end
 
--- The waiter asked again from another process, under the same id: the ticket is that process's now, in its old place.
-function line.adopt(ticket, session)
+-- The waiter asked again, from another process or by another attempt: the ticket is theirs now, in its old place.
+function line.adopt(ticket, session, attempt)
+  ticket.attempt = attempt
+  if ticket.session == session then
+    _write(ticket)
+    return
+  end
   local mine = space('of', ticket.session)
   mine:delete(ticket.id)
   if not mine:first() then

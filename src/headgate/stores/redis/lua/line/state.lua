@@ -69,7 +69,7 @@ local function find(id)
   return {
     id = row[1], session = row[2], ref = row[3], lane = row[4], rank = row[5], tier = row[6], since = row[7],
     arrival = row[8], place = row[9], weight = row[10], holder = row[11], lease = row[12], remembered = row[13],
-    called = row[14], hidden = row[15],
+    called = row[14], hidden = row[15], attempt = row[16] or '',
   }
 end
 line.find = find
@@ -91,6 +91,7 @@ local function _write(ticket)
   space('tickets'):set(ticket.id, {
     ticket.id, ticket.session, ticket.ref, ticket.lane, ticket.rank, ticket.tier, ticket.since, ticket.arrival,
     ticket.place, ticket.weight, ticket.holder, ticket.lease, ticket.remembered, ticket.called, ticket.hidden,
+    ticket.attempt,
   })
 end
 

@@ -96,7 +96,7 @@ function space(kind, name)
   if not found.used then
     found.used = true
     used[#used + 1] = found
-    if kind == 'leases' then found:know() end
+    if kind == 'leases' and #records.ids > 1 then found:prefetch(records.ids) end
   end
   return found
 end
@@ -144,13 +144,6 @@ function Space:prefetch(members)
     local raw = call('HMGET', self.key, unpack(asked, from, min(from + 3999, #asked)))
     for index, found in ipairs(raw) do values[wanted[from + index - 1]] = found and unpacked(found) or GONE end
   end
-end
-
--- Cache the ids that this call is about: several are read in one go, and those that were made for it cannot be there.
-function Space:know()
-  local ids, values = records.ids, self.values
-  if #ids > 1 then self:prefetch(ids) end
-  for _, id in ipairs(records.fresh) do values[id] = GONE end
 end
 
 -- Of these members, from one on, how many in a row are known to be absent. They count as present from then on, for
@@ -273,7 +266,7 @@ end
 
 -- A call begins: nothing is cached yet.
 function begin_records()
-  records = {seen = 0, wakes = {}, ids = {}, fresh = {}, last = false, far = 0, life = 0, noticed = false, noticed_before = false, told = '', torn = false, states_there = nil,
+  records = {seen = 0, wakes = {}, ids = {}, last = false, far = 0, life = 0, noticed = false, noticed_before = false, told = '', torn = false, states_there = nil,
     head = false}
   gate, used = kept[TAG], {}
   if gate then
