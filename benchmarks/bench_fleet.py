@@ -2,7 +2,7 @@
 
 import os
 
-from benchmarks.fleet import million, others, reference, slow, sweep
+from benchmarks.fleet import late, million, others, reference, slow, sweep
 from benchmarks.measure import Table
 
 
@@ -13,6 +13,7 @@ def run(quick: bool) -> list[Table]:
     whole = [] if quick else [million()[0]]
     return [
         sweep("Fleet: adobe", list(reference()), seeds, jobs)[0],
+        sweep("Fleet: adobe-late", list(late()), seeds, jobs)[0],
         sweep("Fleet: adobe-slow", list(slow()), seeds, jobs)[0],
         others(2 if quick else 10, jobs),
         *whole,

@@ -1,5 +1,6 @@
 """Generated histories on a gate with a line: every decision, retry time and usage is the oracle's."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Bucket, Concurrency, Denied, Gate, Quota, Window
+from headgate import Bucket, Concurrency, Denied, Gate, LeaseLost, Quota, Window
 from headgate.testing import FakeClock
 from tests.support.oracle import NEVER, BucketOracle, GateOracle, QuotaOracle, Rule, SlotsOracle, WindowOracle
+from tests.support.own_time import time_of
 from tests.support.stores import STORES, examples
 
 MS = 1000
@@ -203,6 +205,43 @@ class History:
             for _, _, charge in held.put:
                 charge.confirmed = self.clock()
 
+    def is_stamped(self, one: int, two: int) -> None:
+        """A call is written, at once or late. It counts from then on; where it has to wait for that, time passes."""
+        held = self.held[one % len(self.held)] if self.held else None
+        if held is None or held.confirmed:
+            return
+        rates = [(limit, charge) for rule, limit, charge in held.put if not rule.slots]
+        slacks = [limit.slack for limit, rule in self.config.limits if not rule.slots]
+        begun = self.clock()
+        if self.lost(held) or not rates:
+            with suppress(LeaseLost):  # a fresh grant is not asked about
+                held.permit.sent()
+            assert self.clock() == begun
+            return
+        try:
+            held.permit.sent()
+        except LeaseLost:  # it had to wait, and its lease ended meanwhile: it is never written, and counts all the same
+            assert self.clock() > begun
+            assert self.lost(held)
+            self.exact = False
+            for limit, charge in rates:
+                limit.charges.remove(charge)
+            self.held.remove(held)
+            return
+        written = self.clock()
+        if 0 <= begun - rates[0][1].at <= min(slacks) // 4:
+            assert written == begun
+            return
+        moment = begun
+        while (then := max(limit.restamp(charge, moment) for limit, charge in rates)) > moment:
+            moment = then
+        self.exact = self.exact and not any(isinstance(limit, BucketOracle) for limit, _ in rates)
+        if self.exact:
+            assert written == moment, f"it waited for {written - begun}, should be {moment - begun}"
+        assert written >= moment
+        for _, charge in rates:
+            charge.at = written
+
     def is_renewed(self, one: int, two: int) -> None:
         held = self.held[one % len(self.held)] if self.held else None
         if held is None or self.lost(held) or not self.config.lease:
@@ -241,6 +280,8 @@ EVENTS = (
     History.asks_just_before_and_at_its_retry,
     History.ends,
     History.is_confirmed_perhaps_twice,
+    History.is_stamped,
+    History.is_stamped,
     History.is_renewed,
     History.a_limit_is_overridden_for_a_while,
 )
@@ -257,7 +298,7 @@ def test_every_decision_is_the_oracles(store: str, config: str) -> None:
     @given(HISTORIES)
     def histories(events: list[tuple[int, int, int]]) -> None:
         clock = FakeClock(CONFIGS[config].start)
-        with STORES[store](clock) as made:
+        with STORES[store](clock) as made, time_of(clock):
             history = History(CONFIGS[config], made, clock)
             for event, one, two in events:
                 EVENTS[event](history, one, two)

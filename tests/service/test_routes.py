@@ -51,6 +51,12 @@ limits = [{ window = 10, per = "1m", slack = 0, name = "rpm" }]
 
 [gates.tenants]
 limits = [{ window = 1, per = "1m", slack = 0, name = "each", by = "org" }]
+
+[gates.drip]
+limits = [{ bucket = 1, per = "1s", slack = 0, name = "drip" }]
+
+[gates.lately]
+limits = [{ window = 9, per = "100s", slack = 0, name = "lately" }]
 """
 
 
@@ -129,6 +135,42 @@ def test_releasing_twice_is_harmless_and_says_so(client: Client) -> None:
     assert client.used("adobe", "in_flight") == 1
     assert client.used("adobe", "rpm") == 2
     client.release(other["id"])
+
+
+def test_a_permit_is_stamped_by_its_id_alone_when_its_request_is_written(client: Client) -> None:
+    permit = client.acquire("adobe").json
+    assert client.post(f"/v1/permits/{permit['id']}/sent").json == {"id": permit["id"], "wait_for": 0.0, "limit": None}
+    client.release(permit["id"])
+    answer = client.post(f"/v1/permits/{permit['id']}/sent", {})
+    assert (answer.status, answer.kind) == (410, "lease-lost")
+    assert "must not be sent" in answer.json["detail"]
+
+
+def test_a_late_request_is_told_how_long_to_wait_and_counts_from_its_stamp(client: Client) -> None:
+    late: Any = {"wait_for": 0.0}
+    while not late["wait_for"]:  # until no second passes between the two requests that it is about
+        id = client.acquire("drip", wait=5).json["id"]
+        client.acquire("drip", wait=5)  # and the bucket is full again
+        late = client.post(f"/v1/permits/{id}/sent").json
+    assert late["limit"] == "drip"
+    assert 0 < late["wait_for"] <= 1.0
+    while late["wait_for"]:
+        time.sleep(late["wait_for"])
+        late = client.post(f"/v1/permits/{id}/sent").json
+    assert late == {"id": id, "wait_for": 0.0, "limit": None}
+
+
+def test_a_release_over_http_can_tell_when_its_request_was_written(client: Client) -> None:
+    begun = time.monotonic()
+    permit = client.acquire("lately").json
+    time.sleep(1)
+    answer = client.post(f"/v1/permits/{permit['id']}/release", {"outcome": "error", "sent_for": 0.1})
+    assert answer.json == {"id": permit["id"], "released": True}
+    [limit] = client.get("/v1/gates/lately").json["limits"]
+    # It counts until 100 s after its writing, which was 0.9 s or more after its grant.
+    assert limit["resets_in"] + time.monotonic() - begun >= 100.9
+    wrong = client.post(f"/v1/permits/{permit['id']}/sent", {"sent_for": -1})
+    assert (wrong.status, wrong.json["pointer"]) == (422, "/sent_for")
 
 
 def test_a_lease_that_has_ended_is_not_renewed(client: Client) -> None:
@@ -346,6 +388,7 @@ def test_a_batch_has_a_reply_for_each_command_with_the_status_it_would_have_alon
         {"do": "acquire", "gate": "adobe", "holder": "x", "id": "b-1"},
         {"do": "acquire", "gate": "adobe"},
         {"do": "renew", "id": permit["id"]},
+        {"do": "sent", "id": permit["id"]},
         {"do": "release", "id": permit["id"]},
         {"do": "acquire", "gate": "adobe"},
         {"do": "reserve", "gate": "sentinel", "cost": {"pu": 2}},
@@ -357,12 +400,13 @@ def test_a_batch_has_a_reply_for_each_command_with_the_status_it_would_have_alon
     answer = client.post("/v1/batch", {"commands": commands})
     assert answer.status == 200
     replies = answer.json["replies"]
-    expected = [200, 429, 200, 200, 200, 200, 404, 422, 410, 422]
+    expected = [200, 429, 200, 200, 200, 200, 200, 404, 422, 410, 422]
     assert [reply["status"] for reply in replies] == expected
     assert replies[0]["id"] == "adobe:b-1"
-    assert replies[3]["released"] is True
-    assert replies[5]["delay"] == 0
-    assert replies[6]["type"].endswith(":unknown-gate")
+    assert replies[3]["wait_for"] == 0
+    assert replies[4]["released"] is True
+    assert replies[6]["delay"] == 0
+    assert replies[7]["type"].endswith(":unknown-gate")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +443,16 @@ def test_a_batch_is_bounded_and_must_have_commands(client: Client) -> None:
 
 def test_gates_are_listed_with_their_limits_and_shown_with_their_overrides(client: Client) -> None:
     listed = client.get("/v1/gates").json["gates"]
-    assert [gate["gate"] for gate in listed] == ["adobe", "sentinel", "orgs", "few", "herd", "tenants"]
+    assert [gate["gate"] for gate in listed] == [
+        "adobe",
+        "sentinel",
+        "orgs",
+        "few",
+        "herd",
+        "tenants",
+        "drip",
+        "lately",
+    ]
     client("PUT", "/v1/gates/adobe/limits/rpm", {"value": 500})
     shown = client.get("/v1/gates/adobe").json
     assert shown["overrides"] == [{"limit": "rpm", "key": None, "value": 500}]

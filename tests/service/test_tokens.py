@@ -28,6 +28,7 @@ from headgate.kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from headgate.kernel.plan import Policy
@@ -129,6 +130,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "release": ("acquire", Release(POLICY, "mine", "ok")),
     "cancel": ("acquire", Cancel(POLICY, "mine")),
     "extend": ("acquire", Extend(POLICY, "mine", 0)),
+    "stamp": ("acquire", Stamp(POLICY, "mine")),
     "renew": ("acquire", Renew("adobe", (), "abc", ("mine",))),
     "pause of an upstream": ("acquire", Pause("adobe", 1000, "upstream: 429")),
     "peek": ("observe", Peek(POLICY)),

@@ -121,6 +121,38 @@ def test_a_store_that_is_far_away_costs_time_but_no_refusal() -> None:
     assert row.utilisation > 0.96
 
 
+LATE = 'client_lag = { mix = [{ share = 4, constant = "20ms" }, { share = 1, uniform = ["2s", "6s"] }] }'
+
+
+def late(**changes: object) -> Scenario:
+    """Workers of which one call in five is written seconds after its permit."""
+    return written("[upstream]", f"{LATE}\n\n[upstream]").having(**changes)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_clients_that_are_late_and_stamp_cause_no_refusal_and_the_same_that_do_not_stamp_do(seed: int) -> None:
+    stamped = run(late(), "headgate", seed)
+    assert (stamped.refused, stamped.done) == (0, 600)
+    assert run(late(stamp=False), "headgate", seed).refused > 0
+
+
+def test_a_bucket_makes_late_clients_wait_and_nobody_is_refused() -> None:
+    bucket = written('{ sliding = 100, per = "1m" }', '{ bucket = 100, per = "1m", burst = 3 }')
+    gate = parse(
+        SMALL.replace('{ window = 100, per = "1m", slack = "2s", name = "rpm" }',
+                      '{ bucket = 100, per = "1m", burst = 3, slack = "1s", name = "rpm" }'),
+        file="small.toml",
+    ).gate  # fmt: skip
+    scenario = bucket.having(gate=gate, client_lag=late().client_lag)
+    assert run(scenario, "headgate", 1).refused == 0
+    assert run(scenario.having(stamp=False), "headgate", 1).refused > 0
+
+
+def test_late_clients_stamp_over_a_network_too() -> None:
+    scenario = late(delay=parse(SMALL.replace("[gate]", '[gate]\ndelay = "20ms"'), file="small.toml").delay)
+    assert run(scenario, "headgate", 1).refused == 0
+
+
 def test_a_gate_that_makes_promises_runs_in_virtual_time_too() -> None:
     row = run(written("[gate]", '[gate]\nwaiting = "promise"'), "headgate", 1)
     assert (row.done, row.refused) == (600, 0)
@@ -370,7 +402,7 @@ def test_every_key_and_setting_of_a_scenario_is_in_the_reference() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", ["reference", "slow", "million"])
+@pytest.mark.parametrize("part", ["reference", "late", "slow", "million"])
 def test_the_fleet_keeps_every_bound_under_fifty_seeds(part: str) -> None:
     from benchmarks import fleet
 

@@ -22,6 +22,7 @@ from headgate.kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from headgate.kernel.commands.peek import Question
@@ -58,6 +59,8 @@ ROWS: list[tuple[Command, list[Any]]] = [
     (Cancel(POLICY, "id-1"), ["c", 0, "id-1"]),
     (Cancel(POLICY, "id-1", "a-1", True), ["c", 0, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["t", 0, "id-1", 8]),
+    (Stamp(POLICY, "id-1", PLAN, 7, 5, 3), ["s", 0, "id-1", ASK, 7, 5, 3]),
+    (Stamp(POLICY, "id-1"), ["s", 0, "id-1", None, 0, 0, 0]),
     (
         Renew("g", (LEASE,), "s", ("t-1", "t-2")),
         ["n", "g", "s", ["t-1", "t-2"], [[*ASK, "id-1", 7, 30_000_000, 3, "me"]]],
@@ -75,6 +78,7 @@ SCRIPT: list[tuple[Command, list[Any]]] = [
     (Cancel(POLICY, "id-1"), ["c", POLICY.fingerprint, "id-1", "", False]),
     (Cancel(POLICY, "id-1", "a-1", True), ["c", POLICY.fingerprint, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["l", POLICY.fingerprint, "id-1", 8]),
+    (Stamp(POLICY, "id-1"), ["s", POLICY.fingerprint, "id-1", None, 0, 0, 0]),
     (Configure("g", "w", None), ["o", "w", None]),
     (Pause("g", 5, "why"), ["u", 5, "why"]),
     (Reset("g", None), ["x", None]),

@@ -26,6 +26,7 @@ from headgate.kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from headgate.kernel.model import SECOND, Ended, Grant, Snapshot, Wait
@@ -185,6 +186,7 @@ ENDING = (
     st.tuples(st.just("confirm"), NUMBER),
     st.tuples(st.just("actual"), NUMBER, AMOUNT, st.none() | OUTCOME),
     st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
+    st.tuples(st.just("stamp"), NUMBER, st.booleans(), st.sampled_from([0, 0, 0, SECOND // 5, 2 * SECOND])),
     st.tuples(st.just("late"), NUMBER, st.none() | OUTCOME),
     st.tuples(st.just("cancel"), NUMBER),
     st.tuples(st.just("withdraw"), st.integers(0, 3), ATTEMPT, st.booleans()),
@@ -222,6 +224,7 @@ def usual_deed(numbers: Random) -> tuple[Any, ...]:
             ("stand", some_ask(numbers), session),
             ("settle", number, numbers.choice(["ok", "unsent"]), 0),
             ("release", number, numbers.choice(["ok", "unsent"]), 0, None),
+            ("stamp", number, numbers.random() < 0.5, numbers.choice([0, 0, SECOND])),
             ("again", number),
             ("take", session),
             ("beat", session),
@@ -343,6 +346,16 @@ class History:
         if deed == "extend":
             ask = self._some(rest[0])
             return Extend(ask.plan.policy, ask.id, rest[1])
+        if deed == "stamp":
+            if self.past and not rest[1]:
+                id, grant = self.past[-1 - rest[0] % len(self.past)]
+                ask = self.asks[id]
+                if ask.attempt:  # the holder of an earlier grant, perhaps long after it ended
+                    return Stamp(ask.plan.policy, id, ask.plan, grant.at, rest[2], grant.fence)
+            ask = self._some(rest[0])
+            # By its id alone, or as the permit's own process does, which knows when it was granted: not all is on record.
+            plan, at = (None, 0) if rest[1] else (ask.plan, self.at.get(ask.id, self.pair.clock()))
+            return Stamp(ask.plan.policy, ask.id, plan, at, rest[2])
         if deed == "take":
             mine = [ask for ask in self.standing.values() if ask.session == f"session-{rest[0]}"]
             return mine[0] if mine else self._some(rest[0])
@@ -452,6 +465,11 @@ class History:
                 self.standing[command.id] = command
             else:
                 self.standing.pop(command.id, None)
+        elif isinstance(command, Stamp) and command.plan is not None and not command.plan.lease:
+            if isinstance(reply, Wait):
+                self.at[command.id] = reply.at if self.promises else reply.now
+            elif isinstance(reply, Ended) and reply.at:
+                self.at[command.id] = reply.at
         elif isinstance(command, Settle) and isinstance(reply, Ended) and reply.at and command.actual is None:
             self.confirmed.setdefault(command.id, reply.at)
 
@@ -507,6 +525,7 @@ def told(command: Command) -> str:
             "value",
             "length",
             "limit",
+            "ago",
         ):
             if hasattr(command, what):
                 value = getattr(command, what)

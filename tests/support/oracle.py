@@ -66,6 +66,13 @@ class WindowOracle:
                     candidates.add(self.up(moment))
         return min((moment for moment in candidates if self.fits(moment, cost)), default=NEVER)
 
+    def restamp(self, charge: Charge, now: int) -> int:
+        """A call is written now: it counts from now on. Returns when it may be: now, unless it had stopped counting."""
+        counted = self.until(charge) > now
+        charge.at = now
+        moments = sorted({now, *(until for until in map(self.until, self.charges) if until > now)})
+        return now if counted else next(moment for moment in moments if self.used(moment) <= self.limit)
+
     def holds(self) -> bool:
         """The definition itself, without rounding: no moment at which more than the limit counts."""
 
@@ -121,6 +128,14 @@ class BucketOracle:
                 if total > self.usable + self.rate * (charge.at - stretch[0].at):
                     return False
         return True
+
+    def restamp(self, charge: Charge, now: int) -> int:
+        """A call is written now: it counts from now on. Returns when it may be, at the earliest."""
+        self.charges.remove(charge)
+        at = self.earliest(now, now, charge.cost)
+        charge.at = now
+        self.charges.append(charge)
+        return at
 
     def holds(self) -> bool:
         charges = sorted(self.charges, key=lambda c: c.at)
@@ -187,6 +202,14 @@ class QuotaOracle:
         moment = start
         while not self.fits(moment, cost):
             # Room comes only where a period has ended and `slack` has passed after it.
+            moment = self.next_start(moment - self.slack) + self.slack
+        return moment
+
+    def restamp(self, charge: Charge, now: int) -> int:
+        """A call is written now, and counts in the periods of now. Returns when it may be: later, where one is full."""
+        counted = self.periods(now) <= self.periods(charge.at)
+        charge.at = moment = now
+        while not counted and any(self.counted(period) > self.limit for period in self.periods(moment)):
             moment = self.next_start(moment - self.slack) + self.slack
         return moment
 

@@ -15,7 +15,8 @@ from ..stores.base import checked
 from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
 from .outage import StillAway
-from .permit import ENDED, AsyncPermit, AsyncPlace, Terms
+from .permit import AsyncPermit, AsyncPlace, Terms
+from .stamping import ENDED, steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class AsyncGate(BaseGate):
         """
         name, terms = self._identify(plan, id, holder, lease)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
-        begun = monotonic()
+        begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
@@ -251,11 +252,11 @@ class AsyncGate(BaseGate):
                     self._cancel_unanswered(error, cancel)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, terms, renew)
+                    return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = await self._drive(self._waiting(plan, name, terms, wait, first), cancel)
+            grant, due = await self._drive(self._waiting(plan, name, terms, wait, first), cancel)
         except AttemptOver:
             # It was admitted, and had ended before the answer came: the lease ran out, or another process released the id.
             return await self._ask_by_id(plan, id, holder, lease, renew, wait)
@@ -263,7 +264,9 @@ class AsyncGate(BaseGate):
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return await self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
-        permit = await self._unless_cancelled(self._permit_for(plan, grant, name, terms, renew))
+        # An id that a caller gave may have been granted long ago.
+        permit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
+        permit = await self._unless_cancelled(permit)
         permit.waited = monotonic() - begun
         return permit
 
@@ -291,13 +294,14 @@ class AsyncGate(BaseGate):
         holder = label_of(holder)
         terms = Terms(False, length, holder)
         id = self._new_id(plan) if length else ""
+        due = steady()
         try:
             [reply] = await self._store.aexecute([Admit(plan, id, holder, length)])
         except StoreUnavailable as error:
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
         if reply.__class__ is not Grant:
             return reply
-        return await self._unless_cancelled(self._permit_for(plan, reply, id, terms, renew))
+        return await self._unless_cancelled(self._permit_for(plan, reply, id, terms, renew, due=due))
 
     async def reserve(
         self, cost: Cost = 1, key: Key | None = None, priority: str | None = None, id: str | None = None
@@ -305,24 +309,30 @@ class AsyncGate(BaseGate):
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name, terms = self._reservable(cost, key, priority, id)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
-        flow = flows.reserve(plan, name, terms.remembered, None, self._max_delay, terms.attempt)
+        flow = flows.reserve(plan, name, steady, terms.remembered, None, self._max_delay, terms.attempt)
         try:
-            grant, delay = await self._drive(flow, cancel)
+            grant, delay, due = await self._drive(flow, cancel)
         except AttemptOver:  # as in `_ask_by_id`
             return await self.reserve(cost, key, priority, id)
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return await self.reserve(cost, key, priority, id)
-        permit = await self._unless_cancelled(self._permit_for(plan, grant, name, terms, False))
+        permit = self._permit_for(plan, grant, name, terms, False, due=due if id is None else None)
+        permit = await self._unless_cancelled(permit)
         return AsyncPlace(permit, delay / SECOND)
 
-    async def _drive(self, flow: Flow, cancel: Cancel) -> Any:
-        """Run a flow on the running event loop; `cancel` is what undoes its ask."""
+    async def _drive(self, flow: Flow, cancel: Cancel | None, store: Store | None = None) -> Any:
+        """Run a flow on the running event loop; `cancel` is what undoes its ask, where it is one.
+
+        `store` is for a permit that may be of the local share.
+        """
         import asyncio
 
-        store, keeper = self._store, self._keeper
+        if store is None:
+            store = self._store
+        keeper = self._keeper
         mailbox: asyncio.Queue[int | None] | None = None
-        ticket = cancel.id
+        ticket = "" if cancel is None else cancel.id
         answer: Any = None
         sent = interrupted = False
         try:
@@ -331,11 +341,16 @@ class AsyncGate(BaseGate):
                 try:
                     if isinstance(effect, Execute):
                         if mailbox is None and getattr(effect.command, "waits", False):
+                            assert cancel is not None
                             mailbox = self._mailbox(cancel)
-                        answer = await self._outage.guard_async(store, effect.command)
+                        if store is self._store:
+                            answer = await self._outage.guard_async(store, effect.command)
+                        else:
+                            answer = store.decide(effect.command)
                         sent = True
                     elif isinstance(effect, AwaitWake):
                         if mailbox is None:  # it stood in line before
+                            assert cancel is not None
                             sent = True
                             mailbox = self._mailbox(cancel)
                         try:

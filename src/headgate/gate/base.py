@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from time import monotonic_ns
-
 from .. import duration
 from ..errors import HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
 from ..kernel import flows
-from ..kernel.commands import Admit, Extend, Release, Settle, Stand, admit
+from ..kernel.commands import Admit, Extend, Release, Settle, Stamp, Stand, admit
 from ..kernel.flows import denied, granted
 from ..kernel.limits import Limit
 from ..kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait, label_of
@@ -19,8 +17,9 @@ from .following import PolicyFollower
 from .inspection import Inspection, checked_lease
 from .keeper import keeper_of
 from .outage import OnStoreError
-from .permit import NOT_LEASED, UNTRACKED, Terms, hand_out
+from .permit import NOT_LEASED, Terms, hand_out
 from .prepared import numbers, places, prepare_ask
+from .stamping import UNTRACKED, steady
 from .workers import tell_if_unshared
 
 TYPE_CHECKING = False
@@ -46,11 +45,6 @@ if TYPE_CHECKING:
 ONE = 1
 
 
-def steady() -> int:
-    """A steady clock of this process, in microseconds: for time-outs, never for decisions."""
-    return monotonic_ns() // 1000
-
-
 #: The answer to a release that the store will be told of later.
 SETTLED_LATER = Ended()
 
@@ -58,6 +52,11 @@ SETTLED_LATER = Ended()
 def ends(command: Command) -> bool:
     """Whether it ends a permit: that may be said twice, and anything else that is settled may not."""
     return not isinstance(command, Settle) or command.outcome is not None
+
+
+def decide(store: Store, command: Command) -> Any:
+    """As `Outage.guard`, for a store that is in this process and never away."""
+    return store.decide(command)
 
 
 def widened(limits: Iterable[Limit], spread_us: int) -> Iterable[Limit]:
@@ -323,19 +322,24 @@ class BaseGate(PolicyFollower, Inspection):
             id = self._new_id(plan) if plan.lane else f"{self._store.session}-{next(numbers)}"
         if holder is not None:
             holder = label_of(holder)
+        due = None
         try:
             if self._call is not None:
                 reply = self._call(admit, plan, id, holder, length)
             else:
+                due = steady()
                 reply = self._store.decide(Admit(plan, id, holder, length))
         except StoreUnavailable as error:
             terms = Terms(False, length, holder)
             return self._while_away(plan, id or self._new_id(plan), terms, error, renew)
         if reply.__class__ is not Grant:
             return reply
+        terms = _new(Terms, (False, length, holder, "")) if length else NOT_LEASED
+        permit = hand_out(self._permit, self, plan, reply, id, terms)
+        if due is not None:
+            permit._due = due
         if not length:
-            return hand_out(self._permit, self, plan, reply, "", NOT_LEASED)
-        permit = hand_out(self._permit, self, plan, reply, id, _new(Terms, (False, length, holder, "")))
+            return permit
         if renew:
             keeper = self._keeper  # as in Keeper.watch
             keeper.young[id] = permit
@@ -344,9 +348,18 @@ class BaseGate(PolicyFollower, Inspection):
         return permit
 
     def _permit_for(
-        self, plan: Plan, grant: Grant, id: str, terms: Terms, renew: bool, store: Store | None = None
+        self,
+        plan: Plan,
+        grant: Grant,
+        id: str,
+        terms: Terms,
+        renew: bool,
+        store: Store | None = None,
+        due: int | None = None,
     ) -> Any:
         permit = hand_out(self._permit, self, plan, grant, id, terms)
+        if due is not None and self._here is None:  # a store in this process tells the time itself
+            permit._due = due
         if store is not None:
             permit._store = store
         if terms.lease_us and renew:
@@ -388,7 +401,7 @@ class BaseGate(PolicyFollower, Inspection):
         stand = Stand(mine, id, terms.holder, terms.lease_us, latest=latest, remembered=bool(attempt), attempt=attempt)
         return share.decide(stand), mine, share
 
-    def _in_share(self, command: Release | Extend) -> Any:
+    def _in_share(self, command: Release | Extend | Stamp) -> Any:
         """The reply of the local share to a command about a permit by its id; None where the share has no such permit."""
         if (share := self._outage.share) is None:
             return None
@@ -396,8 +409,27 @@ class BaseGate(PolicyFollower, Inspection):
         if isinstance(command, Release):
             ended = share.decide(Release(policy, command.id, command.outcome, command.retry_after, command.actual))
             return None if ended.lost else ended
+        if isinstance(command, Stamp):
+            reply = share.decide(Stamp(policy, command.id, ago=command.ago))
+            return None if isinstance(reply, Ended) and reply.lost else reply
         pulse = share.decide(Extend(policy, command.id, command.length))
         return pulse if pulse.expires[command.id] else None
+
+    def _unstamped(self, permit: BasePermit, error: StoreUnavailable) -> float:
+        """A call is to be written late, and the store cannot be told: what the gate was told to do then.
+
+        Returns the seconds to wait first, for the local share. The permit goes on as it was.
+        """
+        self._outage.began(error)
+        if self._on_error.mode == "closed":
+            raise error
+        if self._on_error.mode == "open":
+            emit("passed_open", self.name, error=str(error))
+            return 0.0
+        mine = self._on_error.scaled(self._policy)
+        # There it was never charged: it is now, like a new ask. Its lease is the store's.
+        reply = self._outage.local_share().decide(Stamp(mine, "", mine.plan_of(permit._plan.ref)))
+        return reply.retry_after if isinstance(reply, Wait) else 0.0
 
     def _settled_later(self, permit: BasePermit, command: Command, error: StoreUnavailable) -> Ended:
         """The store cannot be told now that a permit ends, is confirmed or settled: it is told when it is back.

@@ -7,7 +7,7 @@ from time import monotonic
 
 from ..errors import HeadgateError, InvalidInput, LeaseLost, UnknownGate
 from ..events import emit
-from ..kernel.commands import Release, Settle
+from ..kernel.commands import Release, Settle, Stamp
 from ..stores.base import shown
 
 TYPE_CHECKING = False
@@ -102,11 +102,13 @@ class PolicyFollower:
         classes = list(plan.policy.priorities)
         return self._policy.plan(dict(costs), dict(key) or None, classes[rank] if classes else None)
 
-    def _ending(self, permit: BasePermit, command: Command) -> Release:
-        """The end of a permit by its id alone, where its plan makes no sense to the guard any more.
+    def _ending(self, permit: BasePermit, command: Command) -> Release | Stamp:
+        """The end or the stamp of a permit by its id alone, where its plan makes no sense to the guard any more.
 
         Raises LeaseLost for what only the plan could say: that it goes on.
         """
+        if isinstance(command, Stamp):
+            return Stamp(self._policy, command.id, ago=command.ago)
         if not isinstance(command, Settle) or command.outcome is None or not command.id:
             raise LeaseLost(
                 f"gate {self.name!r}: the guard has other limits now than permit {permit.id!r} was granted under"

@@ -1,14 +1,19 @@
-"""What a granted ask holds, until it ends with an outcome. `Permit` and `AsyncPermit` differ in how they wait, only."""
+"""What a granted ask holds, until it ends with an outcome. `Permit` and `AsyncPermit` differ in how they wait, only.
+
+It is a little under 500 lines because what waits is written twice, once for threads and once to be awaited.
+"""
 
 from __future__ import annotations
 
 from collections import namedtuple
+from time import sleep
 
-from ..errors import InvalidInput, LeaseLost
+from ..errors import InvalidInput, LeaseLost, StoreUnavailable
 from ..events import emit
 from ..kernel.commands import Pause, Renew, Settle, end
 from ..kernel.model import OUTCOMES, SECOND, Ended, checked_outcome
 from .keeper import keeper_of
+from .stamping import ENDED, LIVE, UNTRACKED, Stamping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,30 +42,15 @@ if TYPE_CHECKING:
 else:
     Terms = namedtuple("Terms", "remembered lease_us holder attempt", defaults=("",))
 
-LIVE, ENDED, UNTRACKED = 0, 1, 2
 NOT_LEASED = Terms(False, 0, None)
 
 _new = object.__new__
 
 
-class BasePermit:
+class BasePermit(Stamping):
     """One admission. Its times are the store's; what it shows is in seconds. Made by `hand_out`."""
 
-    __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "_at",
-        "_expires",
-        "_fence",
-        "_finish",
-        "_gate",
-        "_plan",
-        "_state",
-        "_store",
-        "_terms",
-        "_worth",
-        "id",
-    )
+    __slots__ = ("_expires", "_fence", "_finish", "_gate", "_terms", "_worth")
 
     _gate: BaseGate
     _store: Store
@@ -165,11 +155,6 @@ class BasePermit:
         return Settle(
             plan, self._at, self.id, outcome, remembered, delay, None, self._confirmed, self._worth, self._told_fence
         )
-
-    @property
-    def _told_fence(self) -> int:
-        """What tells it from a later permit under the same id; an id that was made for it has no other."""
-        return self._fence if self._terms.attempt else 0
 
     def _worth_telling(self, outcome: str, delay: int) -> bool:
         meaning = OUTCOMES[outcome]
@@ -314,8 +299,29 @@ class Permit(BasePermit):
     __slots__ = ()
     _gate: Gate
 
-    def release(self, outcome: OutcomeName = "ok", retry_after: float | None = None) -> bool:
-        """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
+    def sent(self) -> None:
+        """Say that the call is about to be written, just before it is. Costs nothing while the grant is fresh.
+
+        After a quarter of the slack it is one command, by which the permit counts from now on rather than from its grant;
+        where others have filled a bucket meanwhile it sleeps until the call may go. Raises LeaseLost where the permit has
+        ended or lost its lease, and StoreUnavailable where `on_store_error` is `closed`.
+        """
+        if self._is_fresh:
+            return
+        try:
+            self._stamped(*self._gate._drive(self._stamping(), None, self._store))
+        except StoreUnavailable as error:
+            sleep(self._gate._unstamped(self, error))
+
+    def release(
+        self, outcome: OutcomeName = "ok", retry_after: float | None = None, *, sent_for: float | None = None
+    ) -> bool:
+        """End it. Harmless when it has ended. Returns False when the lease had been lost before.
+
+        `sent_for` is how many seconds ago the call was written, where `sent()` was not said then.
+        """
+        if sent_for is not None and not OUTCOMES[checked_outcome(outcome)].refunds:
+            self._tell_sent(sent_for)
         if outcome == "ok" and retry_after is None and not self._state:
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
@@ -327,6 +333,12 @@ class Permit(BasePermit):
                 return self._ended(reply, "ok") if reply.lost or reply.adapted else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(self._gate._settle(self, command), outcome)
+
+    def _tell_sent(self, sent_for: float | None) -> None:
+        if (command := self._stamp_afterwards(sent_for)) is not None:
+            reply = self._gate._settle(self, command)
+            if reply.at:
+                self._stamped(reply.at, None)
 
     def confirm(self) -> None:
         """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
@@ -344,12 +356,14 @@ class Permit(BasePermit):
         """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
         return self._renewed(self._gate._run_on(self._store, self._renewal()))
 
-    def report(self, response: Any) -> Report:
+    def report(self, response: Any, *, sent_for: float | None = None) -> Report:
         """Read an answer of the upstream: confirm, pause the fleet, or remember how it went.
 
-        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`.
+        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`. `sent_for` is how many
+        seconds ago the call was written, where `sent()` was not said then.
         """
         report, pause = self._read(response)
+        self._tell_sent(sent_for)
         if pause is not None:
             self._gate._settle(self, pause)
         if OUTCOMES[report].answered:
@@ -375,8 +389,24 @@ class AsyncPermit(BasePermit):
     __slots__ = ()
     _gate: AsyncGate
 
-    async def release(self, outcome: OutcomeName = "ok", retry_after: float | None = None) -> bool:
-        """End it. Harmless when it has ended. Returns False when the lease had been lost before."""
+    async def sent(self) -> None:
+        """Say that the call is about to be written, just before it is; see `Permit.sent`."""
+        if self._is_fresh:
+            return
+        try:
+            self._stamped(*await self._gate._drive(self._stamping(), None, self._store))
+        except StoreUnavailable as error:
+            if pause := self._gate._unstamped(self, error):
+                from asyncio import sleep
+
+                await sleep(pause)
+
+    async def release(
+        self, outcome: OutcomeName = "ok", retry_after: float | None = None, *, sent_for: float | None = None
+    ) -> bool:
+        """End it; see `Permit.release`."""
+        if sent_for is not None and not OUTCOMES[checked_outcome(outcome)].refunds:
+            await self._tell_sent(sent_for)
         if outcome == "ok" and retry_after is None and not self._state:
             if (finish := self._finish) is not None and finish(self.id):
                 self._state = ENDED
@@ -388,6 +418,12 @@ class AsyncPermit(BasePermit):
                 return self._ended(reply, "ok") if reply.lost or reply.adapted else True
         command = self._ending(outcome, retry_after)
         return not self.lost if command is None else self._ended(await self._gate._settle(self, command), outcome)
+
+    async def _tell_sent(self, sent_for: float | None) -> None:
+        if (command := self._stamp_afterwards(sent_for)) is not None:
+            reply = await self._gate._settle(self, command)
+            if reply.at:
+                self._stamped(reply.at, None)
 
     async def confirm(self) -> None:
         """The upstream has counted it: from now on it counts for `per`, no longer for `per + slack`."""
@@ -405,12 +441,14 @@ class AsyncPermit(BasePermit):
         """Renew the lease now; returns its new expiry in epoch seconds, or raises LeaseLost."""
         return self._renewed(await self._gate._run_on(self._store, self._renewal()))
 
-    async def report(self, response: Any) -> Report:
+    async def report(self, response: Any, *, sent_for: float | None = None) -> Report:
         """Read an answer of the upstream: confirm, pause the fleet, or remember how it went.
 
-        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`.
+        Returns the `Report`: the outcome as text, with `retry_after`, `permanent` and `status`. `sent_for` is how many
+        seconds ago the call was written, where `sent()` was not said then.
         """
         report, pause = self._read(response)
+        await self._tell_sent(sent_for)
         if pause is not None:
             await self._gate._settle(self, pause)
         if OUTCOMES[report].answered:
@@ -439,6 +477,10 @@ class Place:
     def id(self) -> str:
         return self.permit.id
 
+    def sent(self) -> None:
+        """Say that the call is about to be written; see `Permit.sent`. Before its time it sleeps until then."""
+        self.permit.sent()
+
     def cancel(self) -> None:
         """Give it back. Before its time, as if it had never been asked for."""
         self.permit.release("unsent")
@@ -456,6 +498,10 @@ class AsyncPlace:
     @property
     def id(self) -> str:
         return self.permit.id
+
+    async def sent(self) -> None:
+        """Say that the call is about to be written; see `Permit.sent`. Before its time it sleeps until then."""
+        await self.permit.sent()
 
     async def cancel(self) -> None:
         """Give it back. Before its time, as if it had never been asked for."""

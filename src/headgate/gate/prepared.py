@@ -18,7 +18,8 @@ from ..background import is_ending
 from ..kernel.commands.base import REAP_MASK
 from ..kernel.limits import Bucket
 from ..kernel.model import Wait
-from .permit import LIVE, NOT_LEASED, Terms
+from .permit import NOT_LEASED, Terms
+from .stamping import LIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,10 +6,13 @@ the one that granted it. So every ask is remembered by its id, and renewing, set
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ..errors import Denied, LeaseLost, StoreUnavailable
-from ..kernel.commands import Extend, Release, Stand
+from ..events import emit
+from ..kernel.commands import Extend, Release, Stamp, Stand
 from ..kernel.flows import denied, granted, undoing
-from ..kernel.model import NEVER, SECOND, Grant, Refusal, Wait, label_of
+from ..kernel.model import NEVER, OUTCOMES, SECOND, Ended, Grant, Refusal, Wait, label_of
 from ..stores.base import DIGITS, checked
 from .permit import Terms, tell_adapted
 from .prepared import numbers
@@ -130,6 +133,10 @@ class ServedGate:
         """The command that ends a permit. `cost` is what it really cost."""
         return self.gate._release_of(id, outcome, retry_after, cost)
 
+    def stamp_command(self, id: str, sent_for: float | None = None) -> Stamp:
+        """The command that stamps a permit: its request is about to be written, or was `sent_for` seconds ago."""
+        return Stamp(self.policy, id, ago=0 if sent_for is None else max(1, round(sent_for * SECOND)))
+
     def renew_command(self, id: str, lease: float | None = None) -> Extend:
         """The command that renews a lease, by the gate's own length where `lease` is None."""
         return self.gate._extension_of(id, lease)
@@ -188,7 +195,8 @@ class ServedGate:
         known = reply if gate._can.instant or gate._can.remote else None
         try:
             flow = gate._waiting(stand.plan, stand.id, terms, round(seconds * SECOND), known)
-            grant: Grant = await gate._drive(flow, self._undoing(stand))
+            grant: Grant
+            grant, _ = await gate._drive(flow, self._undoing(stand))
         except StoreUnavailable as error:
             return self._without_store(stand, error)
         return grant
@@ -261,6 +269,38 @@ class ServedGate:
     def give_back_later(self, stand: Stand) -> None:
         """End an undelivered grant as `unsent`, in the background."""
         self.gate._keeper.later(self._undoing(stand))
+
+    async def stamp(self, command: Stamp) -> Ended | Wait:
+        """When the request may be written. Raises LeaseLost where the permit has ended."""
+        try:
+            reply = await self.gate._run(command)
+        except StoreUnavailable as error:
+            reply = error
+        return self.resolve_stamp(command, reply)
+
+    def resolve_stamp(self, command: Stamp, reply: Any) -> Ended | Wait:
+        """When the request may be written. Raises LeaseLost where the permit has ended.
+
+        While the store is away a permit of the local share is stamped there; any other goes as it is with `open`.
+        """
+        if isinstance(reply, StoreUnavailable) or (isinstance(reply, Ended) and reply.lost):
+            if (local := self.gate._in_share(command)) is not None:
+                return local  # type: ignore[no-any-return]
+            if isinstance(reply, StoreUnavailable) and self.gate._on_error.mode == "open":
+                emit("passed_open", self.name, error=str(reply))
+                return Ended()
+            checked(reply)
+            raise LeaseLost(
+                f"gate {self.name!r}: permit {command.id!r} had already ended, so its call must not be sent"
+            )
+        stamped: Ended | Wait = checked(reply)
+        return stamped
+
+    async def stamp_before(self, release: Release, sent_for: float) -> None:
+        """A release tells how long ago its request was written: that comes first, and never keeps a permit from ending."""
+        if not OUTCOMES[release.outcome].refunds:
+            with suppress(StoreUnavailable, LeaseLost):
+                await self.stamp(self.stamp_command(release.id, sent_for))
 
     async def renew(self, command: Extend) -> tuple[int, int]:
         """The store's time and the new expiry, in microseconds. Raises LeaseLost."""
@@ -344,7 +384,7 @@ def _without_store(served: ServedGate, command: Command, error: StoreUnavailable
             return served._without_store(command, error)
         except Exception as refused:
             return refused
-    if isinstance(command, Release | Extend) and (reply := served.gate._in_share(command)) is not None:
+    if isinstance(command, Release | Extend | Stamp) and (reply := served.gate._in_share(command)) is not None:
         return reply
     if isinstance(command, Release):
         served.gate._keeper.later(command)

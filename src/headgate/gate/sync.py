@@ -11,10 +11,11 @@ from ..kernel import flows
 from ..kernel.commands import Pause, Peek
 from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted, undoing
 from ..kernel.model import SECOND, Grant, Wait
-from .base import ONE, BaseGate, ends
+from .base import ONE, BaseGate, decide, ends
 from .keeper import keeper_of
 from .outage import StillAway
 from .permit import Permit, Place
+from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Gate(BaseGate):
         """
         name, terms = self._identify(plan, id, holder, lease)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
-        begun = monotonic()
+        begun, due = monotonic(), steady()
         try:
             first: Any = None
             if self._remote_way:
@@ -150,11 +151,11 @@ class Gate(BaseGate):
                     self._cancel_unanswered(error, cancel)
                     raise
                 if first.__class__ is Grant:
-                    return self._permit_for(plan, first, name, terms, renew)
+                    return self._permit_for(plan, first, name, terms, renew, due=due if id is None else None)
                 if wait == 0 and isinstance(first, Wait):
                     return first
                 self._must_wait(plan, first, wait)
-            grant = self._drive(self._waiting(plan, name, terms, wait, first), cancel)
+            grant, due = self._drive(self._waiting(plan, name, terms, wait, first), cancel)
         except AttemptOver:
             # It was admitted, and had ended before the answer came: the lease ran out, or another process released the id.
             return self._ask_by_id(plan, id, holder, lease, renew, wait)
@@ -162,7 +163,8 @@ class Gate(BaseGate):
             return self._without_store(plan, name, terms, error, renew)
         except PolicyChanged as error:
             return self._ask_by_id(self._planned_again(plan, error), id, holder, lease, renew, wait)
-        permit: Permit = self._permit_for(plan, grant, name, terms, renew)
+        # An id that a caller gave may have been granted long ago.
+        permit: Permit = self._permit_for(plan, grant, name, terms, renew, due=due if id is None else None)
         permit.waited = monotonic() - begun
         return permit
 
@@ -172,24 +174,30 @@ class Gate(BaseGate):
         """A time at once, on a promise gate: sleep `place.delay` seconds, then go. `place.cancel()` gives it back."""
         plan, name, terms = self._reservable(cost, key, priority, id)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
-        flow = flows.reserve(plan, name, terms.remembered, None, self._max_delay, terms.attempt)
+        flow = flows.reserve(plan, name, steady, terms.remembered, None, self._max_delay, terms.attempt)
         try:
-            grant, delay = self._drive(flow, cancel)
+            grant, delay, due = self._drive(flow, cancel)
         except AttemptOver:  # as in `_ask_by_id`
             return self.reserve(cost, key, priority, id)
         except PolicyChanged as error:
             self._planned_again(plan, error)
             return self.reserve(cost, key, priority, id)
-        permit: Permit = self._permit_for(plan, grant, name, terms, False)
+        permit: Permit = self._permit_for(plan, grant, name, terms, False, due=due if id is None else None)
         return Place(permit, delay / SECOND)
 
-    def _drive(self, flow: Flow, cancel: Cancel) -> Any:
-        """Run a flow in this thread; `cancel` is what undoes its ask."""
+    def _drive(self, flow: Flow, cancel: Cancel | None, store: Store | None = None) -> Any:
+        """Run a flow in this thread; `cancel` is what undoes its ask, where it is one.
+
+        `store` is for a permit that may be of the local share.
+        """
         from queue import Empty
 
-        store, keeper = self._store, self._keeper
+        if store is None:
+            store = self._store
+        guard = self._outage.guard if store is self._store else decide
+        keeper = self._keeper
         mailbox: SimpleQueue[int | None] | None = None
-        ticket = cancel.id
+        ticket = "" if cancel is None else cancel.id
         answer: Any = None
         sent = interrupted = False
         clean = False
@@ -201,7 +209,7 @@ class Gate(BaseGate):
                         if mailbox is None and getattr(effect.command, "waits", False):
                             mailbox = self._mailbox(ticket)
                         try:
-                            answer = self._outage.guard(store, effect.command)
+                            answer = guard(store, effect.command)
                         except (AttemptOver, IdConflict) as error:
                             answer = error  # nothing of it is there, or the id is another ask's: nothing may be undone
                         sent = True
@@ -238,7 +246,7 @@ class Gate(BaseGate):
             if mailbox is not None:
                 store.unlisten(ticket)
                 keeper.dismiss(self.name, ticket)
-                if not clean:
+                if not clean and cancel is not None:
                     # A Ctrl-C may come between any two lines, also where the flow does not see it. Twice is harmless.
                     keeper.later(cancel)
             if not clean:

@@ -7,8 +7,8 @@ which undoes what it has left in the store, and lets it pass on.
 
 from __future__ import annotations
 
-from ..errors import Denied
-from .commands import Cancel, Stand
+from ..errors import Denied, LeaseLost, PolicyChanged
+from .commands import Cancel, Stamp, Stand
 from .model import NEVER, SECOND, Grant, Refusal, Wait
 
 TYPE_CHECKING = False
@@ -30,6 +30,9 @@ SENT_AWAY = -2
 
 #: What an `AwaitWake` is answered when the gate is closed under the waiter.
 CLOSED = -3
+
+#: How often a call is stamped at most whose client has become late again by the time that the reply is there.
+STAMPS = 3
 
 
 # Plain classes: making a dataclass takes as long as reading all of this package's small files.
@@ -91,8 +94,9 @@ def acquire(
 ) -> Flow:
     """Wait for a permit. `clock` is any steady clock of this process in microseconds: time-outs are the waiter's own.
 
-    `reply` is for an ask whose ticket already stands in line: what the same ask was answered a moment ago. `attempt` names
-    this flow where its id is a caller's.
+    Returns the grant, and the moment of `clock` at which it is charged, or somewhat before: when its ask was sent. `reply`
+    is for an ask whose ticket already stands in line: what the same ask was answered a moment ago. `attempt` names this
+    flow where its id is a caller's.
     """
     if plan.policy.waiting == "promise":
         return _promised(plan, id, clock, remembered, timeout, max_delay, attempt)
@@ -112,8 +116,10 @@ def _in_line(
     attempt: str,
 ) -> Flow:
     waits = timeout != 0
-    ask = Execute(Stand(plan, id, holder, lease, waits=waits, session=session, remembered=remembered, attempt=attempt))
-    deadline = None if timeout is None else clock() + timeout
+    stand = Stand(plan, id, holder, lease, waits=waits, session=session, remembered=remembered, attempt=attempt)
+    ask = Execute(stand)
+    asked = clock()
+    deadline = None if timeout is None else asked + timeout
     standing = True
     try:
         if reply is None:
@@ -138,13 +144,14 @@ def _in_line(
                     break
                 if woken != TIMED_OUT:
                     delay = woken
+            stand.asked, asked = 0, clock()
             reply = yield ask
         standing = False
     finally:
         # Denied, cancelled or interrupted: no ticket, call or grant stays behind.
         if standing:
             yield Undo(undoing(plan, id, attempt, remembered))
-    return granted(plan, reply)
+    return granted(plan, reply), stand.asked or asked
 
 
 def undoing(plan: Plan, id: str, attempt: str, remembered: bool) -> Cancel:
@@ -162,7 +169,7 @@ def _promised(
     attempt: str,
 ) -> Flow:
     """Reserve, and sleep until the time has come."""
-    grant, delay = yield from reserve(plan, id, remembered, timeout, max_delay, attempt)
+    grant, delay, due = yield from reserve(plan, id, clock, remembered, timeout, max_delay, attempt)
     until = clock() + delay
     try:
         while (left := until - clock()) > 0:
@@ -175,13 +182,21 @@ def _promised(
         else:
             yield Undo(Settle(plan, grant.at, "", "unsent", False))
         raise
-    return grant
+    return grant, due
 
 
 def reserve(
-    plan: Plan, id: str, remembered: bool, timeout: int | None, max_delay: int | None, attempt: str = ""
+    plan: Plan,
+    id: str,
+    clock: Callable[[], int],
+    remembered: bool,
+    timeout: int | None,
+    max_delay: int | None,
+    attempt: str = "",
 ) -> Flow:
-    """A time at once. Returns the grant and the delay to it, in microseconds of the store's clock."""
+    """A time at once. Returns the grant, the delay to it in microseconds of the store's clock, and, like `acquire`, when it
+    is charged."""
+    asked = clock()
     longest = min((bound for bound in (timeout, max_delay) if bound is not None), default=NEVER)
     # The bound is relative, the command's is absolute in the store's time: `Stand` adds it up there.
     try:
@@ -192,7 +207,40 @@ def reserve(
             yield Undo(undoing(plan, id, attempt, remembered))
         raise
     grant = granted(plan, reply)
-    return grant, max(0, grant.at - grant.now)
+    delay = max(0, grant.at - grant.now)
+    return grant, delay, asked + delay
+
+
+def sent(plan: Plan, id: str, at: int, clock: Callable[[], int], fence: int = 0) -> Flow:
+    """Stamp a permit whose grant is no longer fresh, and wait where others have filled a bucket meanwhile.
+
+    Returns when it is charged, by the store's clock and by `clock`. Raises LeaseLost where the permit has ended.
+    """
+    # After a stamp half of the slack is the client's: what the reply took on its way is in it.
+    fresh = 2 * plan.template.fresh
+    stamps = 0
+    stamp = Stamp(plan.policy, id, plan, at, fence=fence)
+    while True:
+        asked = clock()
+        try:
+            reply = yield Execute(stamp)
+            if isinstance(reply, BaseException):
+                raise reply
+        except PolicyChanged:
+            if stamp.plan is None:
+                raise
+            stamp = Stamp(plan.policy, id, fence=fence)  # the guard has other limits now, and the permit on record
+            continue
+        if isinstance(reply, Wait):
+            stamp.at = reply.at if plan.policy.waiting == "promise" else reply.now
+            yield Sleep(reply.at - reply.now)
+            continue
+        if reply.lost:
+            raise LeaseLost(f"gate {plan.policy.name!r}: permit {id!r} had already ended, so its call must not be sent")
+        stamp.at = reply.at
+        stamps += 1
+        if clock() - asked <= fresh or stamps >= (STAMPS if fresh else 1):
+            return reply.at, asked
 
 
 def granted(plan: Plan, reply: Any) -> Grant:

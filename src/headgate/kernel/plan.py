@@ -36,6 +36,9 @@ KEY_RULE = "1 to 200 letters, digits or any of . _ : @ / + ~ = -"
 PATIENCE = 60 * SECOND
 CLAIM = SECOND
 
+#: The part of the slack that a client may use up before it writes its call; the rest of it is for the network.
+FRESH = 4
+
 #: How many templates a policy keeps: gates are asked with few different costs, or with as many as there are asks.
 TEMPLATES = 256
 
@@ -79,8 +82,8 @@ class Step:
 class PlanTemplate:
     """What all asks of one class and cost have in common. With a key it makes a plan."""
 
-    __slots__ = ("adapts", "final", "fits", "lease", "others", "plain", "policy", "rank", "ref", "slots", "soonest",
-                 "steps", "weight", "whole")  # fmt: skip
+    __slots__ = ("adapts", "final", "fits", "fresh", "lease", "others", "plain", "policy", "rank", "ref", "slots",
+                 "soonest", "steps", "weight", "whole")  # fmt: skip
 
     def __init__(self, policy: Policy, steps: Iterable[Step], rank: int, costs: Mapping[str, float]) -> None:
         self.policy = policy
@@ -109,6 +112,8 @@ class PlanTemplate:
             (step.limit.per for step in rates if isinstance(step.limit, RateLimit) and step.limit.confirmable),
             default=0,
         )
+        #: A grant is fresh for so many microseconds: a call that is written by then needs no stamp. NEVER without rates.
+        self.fresh = min((getattr(step.limit, "slack", 0) // FRESH for step in rates), default=NEVER)
         self.fits = all(step.cost <= step.limit.largest(step.value) for step in self.steps)
         self.plain = self.fits and policy.waiting == "line" and not self.adapts
         self.lease = min((limit.lease for limit, _ in slots), default=0)

@@ -256,6 +256,7 @@ class Fleet:
         upstream, pool, key, begun = self.upstream, worker.pool, worker.key, self.engine.begun
         network, work = scenario.network.sampler(self.rng), scenario.work.sampler(self.rng)
         think = None if scenario.think.is_zero else scenario.think.sampler(self.rng)
+        lag = None if scenario.client_lag.is_zero else scenario.client_lag.sampler(self.rng)
         at_once = scenario.answer == "at once"
         drawn = [(unit, chance.sampler(self.rng)) for unit, chance in scenario.cost]
         fixed = all(chance.kind == "constant" for _, chance in scenario.cost)
@@ -277,11 +278,17 @@ class Fleet:
                     worker.got = 0
                 while True:
                     permit = yield from strategy.acquire(worker, costs)
+                    charged = engine.now
+                    if lag is not None:
+                        yield int(lag())
+                        wait = strategy.sending(permit)
+                        if wait is not None:
+                            yield from wait
+                            charged = engine.now
                     sent = engine.now
-                    there = int(network())
-                    yield there
+                    yield int(network())
                     now = engine.now
-                    if there > slack:
+                    if now - charged > slack:
                         tally.late += 1
                         tally.late_at = (now - begun) / 1e6
                     if upstream.arrive(now, costs, key):

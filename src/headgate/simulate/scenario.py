@@ -29,9 +29,9 @@ ANSWERS = ("at once", "at the end")
 TOP_KEYS = ("about", "strategies", "horizon", "jobs", "fleet", "call", "upstream", "gate", "tenants", "settings")
 JOB_KEYS = ("count", "calls", "cost")
 FLEET_KEYS = ("workers", "processes", "start", "over", "think", "crashes")
-CALL_KEYS = ("network", "work", "answer")
+CALL_KEYS = ("network", "client_lag", "work", "answer")
 TENANT_KEYS = ("name", "workers", "jobs")
-GATE_KEYS = ("limits", "waiting", "priorities", "patience", "claim", "delay", "confirm")
+GATE_KEYS = ("limits", "waiting", "priorities", "patience", "claim", "delay", "confirm", "stamp")
 RULE_KEYS = (*BOOKS, "per", "burst", "unit", "by", "steps")
 #: strategy → the settings that [settings.STRATEGY] may change
 SETTINGS: dict[str, dict[str, float]] = {
@@ -93,6 +93,10 @@ class Scenario:
     #: Whether a refusal says when to retry.
     tells: bool = False
     confirm: bool = True
+    #: Whether clients stamp their permits just before they write a call.
+    stamp: bool = True
+    #: From a permit to the writing of its call: what the client itself adds to the way.
+    client_lag: Chance = NOTHING
     #: One way between a worker and the store.
     delay: Chance = NOTHING
     tenants: tuple[Tenant, ...] = ()
@@ -140,7 +144,7 @@ def parse(text: str, *, file: str = "scenario.toml") -> Scenario:
     upstream = _required(top, "upstream", f"[upstream] with limits = [{_RULE}]")
     upstream.only(("limits", "retry_after"))
     rules = _rules(upstream)
-    gate, confirm, delay = _gate(top, name)
+    gate, confirm, stamp, delay = _gate(top, name)
     tenants, by = _tenants(top, rules, gate)
     if tenants:
         for table, key in ((jobs, "count"), (fleet, "workers")):
@@ -173,10 +177,12 @@ def parse(text: str, *, file: str = "scenario.toml") -> Scenario:
         crash_every=every,
         restart=restart,
         network=chance.read(call, "network", NOTHING),
+        client_lag=chance.read(call, "client_lag", NOTHING),
         work=chance.read(call, "work"),
         answer=call.choice("answer", ANSWERS, "at once"),
         tells=_flag(upstream, "retry_after", False),
         confirm=confirm,
+        stamp=stamp,
         delay=delay,
         tenants=tenants,
         by=by,
@@ -288,12 +294,12 @@ def _rule(table: Table) -> Rule:
 # --- the gate ---------------------------------------------------------------------------------------------------
 
 
-def _gate(top: Table, name: str) -> tuple[GateSpec, bool, Chance]:
+def _gate(top: Table, name: str) -> tuple[GateSpec, bool, bool, Chance]:
     table = _required(top, "gate", '[gate] with limits = [{ window = 200, per = "1m", slack = "2s" }]')
     table.only(GATE_KEYS)
-    own = {key: value for key, value in table.values.items() if key not in ("delay", "confirm")}
+    own = {key: value for key, value in table.values.items() if key not in ("delay", "confirm", "stamp")}
     gate = read_gate(Table(table.file, table.path, own), "upstream", "memory://")
-    return gate, _flag(table, "confirm", True), chance.read(table, "delay", NOTHING)
+    return gate, _flag(table, "confirm", True), _flag(table, "stamp", True), chance.read(table, "delay", NOTHING)
 
 
 def _costs(jobs: Table, rules: tuple[Rule, ...], gate: GateSpec) -> tuple[tuple[str, Chance], ...]:

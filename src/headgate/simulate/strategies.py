@@ -8,7 +8,7 @@ replaces, as they were written down, with the mistakes by which they refuse or a
 from __future__ import annotations
 
 from ..kernel.commands import Settle
-from ..kernel.flows import AwaitWake, Execute, Sleep, acquire
+from ..kernel.flows import AwaitWake, Execute, Sleep, acquire, sent
 from ..kernel.model import SECOND
 from ..kernel.plan import CLAIM, PATIENCE, Policy
 from ..stores.memory import MemoryStore
@@ -48,6 +48,10 @@ class Strategy:
         """Wait until the call may be sent. Returns the permit that `answered` and `ended` get."""
         return None
         yield
+
+    def sending(self, permit: Any) -> Steps | None:
+        """The call is about to be written."""
+        return None
 
     def answered(self, worker: Worker, permit: Any) -> Steps | None:
         """The upstream has accepted the call, and the worker knows."""
@@ -186,12 +190,14 @@ class NegativeBuckets(Strategy):
 class SimulatedPermit:
     """A permit of Headgate's, as far as a worker and its process's keeper need it. Times are microseconds."""
 
-    __slots__ = ("at", "confirmed", "due", "fence", "id", "plan", "worth")
+    __slots__ = ("asked", "at", "confirmed", "due", "fence", "id", "plan", "worth")
 
-    def __init__(self, plan: Plan, id: str, grant: Grant) -> None:
+    def __init__(self, plan: Plan, id: str, grant: Grant, asked: int) -> None:
         self.plan = plan
         self.id = id
         self.at, _, self.fence, self.worth, _ = grant
+        #: When it is charged as far as the client knows: when its ask was sent.
+        self.asked = asked
         self.confirmed = 0
         self.due = self.at + plan.lease // 3
 
@@ -217,6 +223,7 @@ class Headgate(Strategy):
             claim=CLAIM if gate.claim is None else duration.parse(gate.claim),
         )
         self._confirms = self.scenario.confirm
+        self._stamps = self.scenario.stamp
         self._hop = None if self.scenario.delay.is_zero else self.scenario.delay.sampler(self.rng)
         self.instant = self._hop is None
         #: key → the plan of its calls, where all of them cost the same.
@@ -262,7 +269,7 @@ class Headgate(Strategy):
                     answer = None
                 effect = flow.send(answer)
         except StopIteration as done:
-            held = SimulatedPermit(plan, id, done.value)
+            held = SimulatedPermit(plan, id, *done.value)
         except BaseException:
             # This process was killed, or the run was interrupted: the flow ends without a word to the store.
             for _ in range(2):
@@ -277,6 +284,33 @@ class Headgate(Strategy):
             process.leases[id] = held
             process.wake_keeper()
         return held
+
+    def sending(self, permit: SimulatedPermit) -> Steps | None:
+        """As `Permit.sent` does."""
+        if not self._stamps or 0 <= self.engine.now - permit.asked <= permit.plan.template.fresh:
+            return None
+        return self._stamp(permit)
+
+    def _stamp(self, permit: SimulatedPermit) -> Steps:
+        store, hop = self.store, self._hop
+        flow = sent(permit.plan, permit.id, permit.at, self.clock)
+        try:
+            effect: Any = next(flow)
+            while True:
+                answer = None
+                if effect.__class__ is Sleep:
+                    yield effect.delay
+                elif hop is None:
+                    answer = store.decide(effect.command)
+                else:
+                    yield int(hop())
+                    answer = store.decide(effect.command)
+                    yield int(hop())
+                effect = flow.send(answer)
+        except StopIteration as done:
+            at, permit.asked = done.value
+            if not permit.plan.lease:
+                permit.at = at
 
     def answered(self, worker: Worker, permit: SimulatedPermit) -> Steps | None:
         if not (self._confirms and permit.worth):

@@ -71,6 +71,9 @@ if TYPE_CHECKING:
         def prepared(self, gate: str, prepare: Callable[[Here], Any]) -> Any:
             """Asks that are all alike, made ready once for the state where it is."""
 
+        def now(self) -> int:
+            """Its time, in microseconds."""
+
     class Forwarding(Protocol):
         """The methods of a store with `Capabilities.forwards_wakes`: it tells one process what concerns another."""
 

@@ -127,6 +127,9 @@ class MemoryStore:
         ticks = monotonic_ns if self._offset else lambda: clock() * 1000
         return prepare(Here(self._lock, records, ticks, self._offset))
 
+    def now(self) -> int:
+        return self._clock()
+
     def _wake(self, records: DictRecords) -> None:
         with self._lock:
             wakes = records.wakes[:]

@@ -13,6 +13,7 @@ from .change import Configure, Pause, Reset
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle, end
+from .stamp import Stamp
 from .table import FORMS
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Renew",
     "Reset",
     "Settle",
+    "Stamp",
     "Stand",
     "admit",
     "end",

@@ -211,7 +211,7 @@ class Admit(Command):
         if self.attempt or known.attempts:
             join(records, now, self.id, known, self.attempt)
         if self.plan.policy.waiting == "promise":
-            return Grant(known.at, 0, known.fence, known.worth_confirming, now)
+            return Grant(known.sent or known.at, 0, known.fence, known.worth_confirming, now)
         return Grant(known.at, known.ends if known.leased else 0, known.fence, known.worth_confirming, 0)
 
     def _conflict(self) -> IdConflict:
@@ -287,7 +287,7 @@ class Admit(Command):
 class Stand(Admit):
     """Ask for a permit in all generality: stand in line for it, go by an id that is remembered, take a promise."""
 
-    __slots__ = ("attempt", "fresh", "latest", "remembered", "session", "waits")
+    __slots__ = ("asked", "attempt", "fresh", "latest", "remembered", "session", "waits")
     plain = False
 
     def __init__(
@@ -316,6 +316,8 @@ class Stand(Admit):
         self.attempt = attempt
         #: The id was made for this very command, so no other command has asked under it: its caller says so.
         self.fresh = False
+        #: When it was sent by the caller's own clock, where that was before the caller asked; 0: it was not.
+        self.asked = 0
 
     def apply(self, now: int, records: Records) -> Decision | Exception:
         if records.head.quiet and (grant := self._at_once(now, records)) is not None:

@@ -74,6 +74,12 @@ def compare(records: Records, seen: int, told: str) -> bool:
     return head.seq < records.seen
 
 
+def lost_before(records: Records) -> int:
+    """A lease that is missing and was granted before this moment went with lost state: its holder has not lost it."""
+    head = records.head
+    return head.lost_before if head.lost or is_another(head.epoch, records.told) else 0
+
+
 def lose(now: int, records: Records) -> None:
     """State was lost. From now on rates come back with time, and live holders register again: see `head.py`."""
     head = records.head

@@ -1,6 +1,7 @@
 """PURE. Permits on record and the rows of leases: as named records here, as tuples in a store.
 
-A stored tuple ends with the time of the confirmation and with the attempts only where there are any, so most are shorter.
+A stored tuple ends with the time of the confirmation, the attempts and the time of the sent stamp only where there are any,
+so most are shorter.
 
 An *attempt* is one call of `acquire`, `try_acquire` or `reserve`: all that is sent for it, however often, is the same ask,
 and a later call under the same id is another. An id that a gate made is used by one attempt, and is its name; an attempt
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
         confirmed: int
         #: The attempts that were answered with it, separated by spaces; empty where its id is the only one.
         attempts: str
+        #: From when on it is charged since its sent stamp; 0 where that is its grant.
+        sent: int
 
     class LeaseRow(NamedTuple):
         """What is kept of a lease under its id, with each limit of slots."""
@@ -49,9 +52,11 @@ if TYPE_CHECKING:
         holder: str | None
         #: When its permit was confirmed; 0 if it was not.
         confirmed: int
+        #: From when on its permit is charged since its sent stamp; 0 where that is its grant.
+        sent: int
 else:
-    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed attempts")
-    LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed")
+    PermitRecord = namedtuple("PermitRecord", "ref at ends fence leased ended worth_confirming confirmed attempts sent")
+    LeaseRow = namedtuple("LeaseRow", "ref at fence holder confirmed sent")
 
 #: A record from its parts: naming them takes longer.
 _new = tuple.__new__
@@ -62,29 +67,28 @@ REMEMBER = 60 * SECOND
 #: How many attempts a permit knows by name; and what stands for all others, which nobody can cancel.
 MOST_ATTEMPTS, OTHERS = 8, "*"
 
-#: How many parts the stored tuple of a permit and of a lease has that was not confirmed.
+#: How many parts the stored tuple of a permit and of a lease has that was neither confirmed nor stamped.
 UNCONFIRMED_PERMIT, UNCONFIRMED_LEASE = 7, 4
 
-#: What such a tuple of a permit leaves out, from there on.
-_LEFT_OUT = (0, "")
+#: What such tuples leave out, from there on.
+_PERMIT_LEFT_OUT, _LEASE_LEFT_OUT = (0, "", 0), (0, 0)
 
 
 def read_permit(stored: Any) -> PermitRecord:
-    return _new(PermitRecord, (*stored, *_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))
+    return _new(PermitRecord, (*stored, *_PERMIT_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))
 
 
 def read_lease(stored: Any) -> LeaseRow:
-    return _new(LeaseRow, stored if len(stored) > UNCONFIRMED_LEASE else (*stored, 0))
+    return _new(LeaseRow, (*stored, *_LEASE_LEFT_OUT[len(stored) - UNCONFIRMED_LEASE :]))
 
 
 def stored_permit(permit: PermitRecord) -> tuple[Any, ...]:
-    if permit.attempts:
-        return tuple(permit)
-    return tuple(permit[: UNCONFIRMED_PERMIT + bool(permit.confirmed)])
+    told = 3 if permit.sent else 2 if permit.attempts else 1 if permit.confirmed else 0
+    return tuple(permit[: UNCONFIRMED_PERMIT + told])
 
 
 def stored_lease(row: LeaseRow) -> tuple[Any, ...]:
-    return tuple(row) if row.confirmed else tuple(row[:UNCONFIRMED_LEASE])
+    return tuple(row[: UNCONFIRMED_LEASE + (2 if row.sent else 1 if row.confirmed else 0)])
 
 
 def permit_of(records: Records, id: str) -> PermitRecord | None:
@@ -92,7 +96,7 @@ def permit_of(records: Records, id: str) -> PermitRecord | None:
     stored = records.space("permits").get(id)
     if stored is None:
         return None
-    return _new(PermitRecord, (*stored, *_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))  # `read_permit`
+    return _new(PermitRecord, (*stored, *_PERMIT_LEFT_OUT[len(stored) - UNCONFIRMED_PERMIT :]))  # `read_permit`
 
 
 def permit_lives(permit: PermitRecord, now: int) -> bool:
@@ -110,8 +114,9 @@ def put_permit(
 
 
 def end_permit(permits: Space, id: str, permit: PermitRecord, now: int) -> None:
-    """A permit on record has ended, now or when its lease expired: it stays for REMEMBER, without its confirmation."""
-    ref, at, ends, fence, leased, _, worth, _, attempts = permit
+    """A permit on record has ended, now or when its lease expired: it stays for REMEMBER, without its confirmation and its
+    stamp."""
+    ref, at, ends, fence, leased, _, worth, _, attempts, _ = permit
     if not leased or ends > now:
         ends = now
     stored = (ref, at, ends, fence, leased, True, worth)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from .. import line
-from ..head import is_another
 from ..limits import prune
 from ..model import Pulse
 from ..plan import Plan, recall
-from .base import Command, begin
+from .base import Command, begin, lost_before
 from .permits import LeaseRow, lease_of, permit_of, read_lease, stored_lease, stored_permit
 
 TYPE_CHECKING = False
@@ -44,10 +43,8 @@ class Renew(Command):
 
     def apply(self, now: int, records: Records) -> Pulse:
         now = begin(now, records)
-        head = records.head
-        waiting = head.tickets
-        returning = head.lost or is_another(head.epoch, records.told)
-        before = head.lost_before if returning else 0
+        waiting = records.head.tickets
+        before = lost_before(records)
         expires = {lease[1]: self._renew(records, now, before, *lease) for lease in self.leases} if self.leases else {}
         called: list[str] = []
         unknown: list[str] = []
@@ -83,8 +80,8 @@ class Renew(Command):
                 expires = max(expires, leases.score(id) or 0)
         for step in slots:
             known = records.leases[step.member].get(id)
-            confirmed = 0 if known is None else read_lease(known).confirmed
-            row = stored_lease(LeaseRow(plan.ref, at, fence, holder, confirmed))
+            told = (0, 0) if known is None else read_lease(known)[4:]
+            row = stored_lease(LeaseRow(plan.ref, at, fence, holder, *told))
             step.limit.charge(records, now, step.member, 1.0, step.value, at, (id, expires, row))
         if permit is not None:
             records.space("permits")[id] = stored_permit(permit._replace(ends=expires))

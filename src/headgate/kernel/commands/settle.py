@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..plan import Policy, Steps
     from ..records import Records
+    from .permits import PermitRecord
 
 
 def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -> Ended:
@@ -40,6 +41,8 @@ def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -
     head.now = now
     reply = ENDED
     for member, _ in plan.slots:
+        if worth and (row := records.leases[member].get(id)) is not None:
+            at = read_lease(row).sent or at
         expires = records.leases[member].delete(id)
         if expires is None or expires <= now:
             reply = LOST
@@ -49,12 +52,34 @@ def end(now: int, records: Records, plan: Plan, id: str, at: int, worth: bool) -
     return reply
 
 
+def lives(records: Records, now: int, steps: Steps, id: str) -> bool:
+    """Whether the lease is still its holder's: it is in the set, and has not expired unseen."""
+    alive = True
+    for step in steps:
+        if step.limit.leased:
+            leases = records.leases[step.member]
+            prune(leases, now)
+            if leases.get(id) is None:
+                alive = False
+    return alive
+
+
+def charged_at(records: Records, steps: Steps, permit: PermitRecord | None, id: str, at: int) -> int:
+    """From when on a permit is charged that was granted at `at`: its sent stamp may have moved that."""
+    if permit is not None:
+        return permit.sent or at
+    for step in steps:
+        if step.limit.leased and (row := records.leases[step.member].get(id)) is not None:
+            return read_lease(row).sent or at
+    return at
+
+
 class Settle(Command):
     """A permit ends (`outcome`), is confirmed (neither), or is settled to what it really cost (`actual`).
 
-    `at` is when it was granted, in the store's time; `id` is empty where nothing in the store goes by it. `fence` is that
-    of the permit where its id is a caller's, who may have another permit under it by now; 0: whichever is there. Delays are
-    in microseconds.
+    `at` is when it was granted, in the store's time, unless a sent stamp is on record; `id` is empty where nothing in the
+    store goes by it. `fence` is that of the permit where its id is a caller's, who may have another permit under it by now;
+    0: whichever is there. Delays are in microseconds.
     """
 
     __slots__ = ("actual", "at", "confirmed", "fence", "id", "outcome", "plan", "remembered", "retry_after", "worth")
@@ -100,11 +125,12 @@ class Settle(Command):
             confirmed = confirmed or permit.confirmed
         if self.fence and self._is_anothers(records, steps):
             return LOST
-        lost = bool(plan.lease) and not self._lives(records, now, steps)
+        lost = bool(plan.lease) and not lives(records, now, steps, self.id)
+        at = charged_at(records, steps, permit, self.id, self.at)
         if outcome is None and self.actual is None:
-            return self._confirm(records, now, steps, permit, lost, confirmed)
+            return self._confirm(records, now, steps, permit, lost, confirmed, at)
         adapted = () if outcome is None else self._end_lease(records, now, steps, lost)
-        self._amounts(records, now, steps, lost, confirmed)
+        self._amounts(records, now, steps, lost, confirmed, at)
         if outcome is not None and permit is not None:
             end_permit(records.space("permits"), self.id, permit, now)
         if self.retry_after and outcome is not None and OUTCOMES[outcome].pauses:
@@ -116,12 +142,14 @@ class Settle(Command):
             return Ended(lost, at=now)
         return Ended(lost, adapted) if lost or adapted else ENDED
 
-    def _confirm(self, records: Records, now: int, steps: Steps, permit: Any, lost: bool, confirmed: int) -> Ended:
+    def _confirm(
+        self, records: Records, now: int, steps: Steps, permit: Any, lost: bool, confirmed: int, at: int
+    ) -> Ended:
         plan = self.plan
         if not (lost or confirmed):
             if self.worth:
                 for step in steps:
-                    step.limit.confirm(records, now, step.member, step.cost, step.value, self.at)
+                    step.limit.confirm(records, now, step.member, step.cost, step.value, at)
             if plan.lease or permit is not None:
                 self._mark_confirmed(records, now, steps, permit)
         if records.head.tickets and not line.is_early(records, now, plan):
@@ -145,17 +173,6 @@ class Settle(Command):
                 return read_lease(row).fence != self.fence
         return False
 
-    def _lives(self, records: Records, now: int, steps: Steps) -> bool:
-        """Whether the lease is still ours: it is in the set, and has not expired unseen."""
-        lives = True
-        for step in steps:
-            if step.limit.leased:
-                leases = records.leases[step.member]
-                prune(leases, now)
-                if leases.get(self.id) is None:
-                    lives = False
-        return lives
-
     def _end_lease(self, records: Records, now: int, steps: Steps, lost: bool) -> tuple[Adapted, ...]:
         # One that was lost on one limit (it was reset) may still hold a slot of another.
         adapted: tuple[Adapted, ...] = ()
@@ -168,10 +185,10 @@ class Settle(Command):
                 records.leases[member].delete(self.id)
         return adapted
 
-    def _amounts(self, records: Records, now: int, steps: Steps, lost: bool, confirmed: int) -> None:
+    def _amounts(self, records: Records, now: int, steps: Steps, lost: bool, confirmed: int, at: int) -> None:
         # A lost lease may have been released by another process, and all of this done then. Doing it again would give back,
         # or shorten, what others were charged; so only what it cost in addition is charged.
-        outcome, at, actual = self.outcome, self.at, self.actual
+        outcome, actual = self.outcome, self.actual
         refunds = outcome is not None and OUTCOMES[outcome].refunds
         told = outcome is not None and OUTCOMES[outcome].answered and self.worth and not (lost or confirmed)
         for step in steps:

@@ -9,6 +9,7 @@ from .change import Configure, Pause, Reset
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle
+from .stamp import Stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ FORMS: dict[type[Command], CommandForm] = {
         script_fields=("session", "lease_rows", "tickets"),
     ),
     Extend: CommandForm("extend", "t", "acquire", ("policy", "id", "length"), script_letter="l"),
+    Stamp: CommandForm("stamp", "s", "acquire", ("policy", "id", "asked", "at", "ago", "fence")),
     Pause: CommandForm("pause", "u", "acquire", ("gate", "length", "reason")),
     Peek: CommandForm(
         "peek", "p", "observe", ("policy", "asked", "leases", "waiters", "keys", "top", "search"),

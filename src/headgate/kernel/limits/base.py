@@ -208,6 +208,16 @@ class Limit:
         """Keep `cost` for a called ticket: it counts and does not run off. A negative cost lets go of it."""
         raise NotImplementedError
 
+    def restamp(self, records: Records, now: int, member: str, cost: float, value: float, at: int, sent: int) -> int:
+        """Count from `sent` on (now, or before) what was charged at `at`: it was written no earlier than that.
+
+        Nothing comes free by it, and it may exceed the limit, which holds back later asks. Returns the first moment at
+        which it may be written: now, or when enough of what others were charged meanwhile has stopped counting.
+        """
+        self.refund(records, now, member, cost, value, at)
+        self.charge(records, now, member, cost, value, sent, NO_LEASE)
+        return self.earliest(records, now, member, 0.0, value, now)
+
     def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
         """The upstream is known to have counted by now what was charged at `at`."""
 

@@ -201,6 +201,25 @@ class Bucket(RateLimit):
         floor = _given_back(floor, now, cost, at, level - back, self.per)
         records.states[member] = ("bucket", used - back, last, held, self.drain, promised, floor)
 
+    def restamp(self, records: Records, now: int, member: str, cost: float, value: float, at: int, sent: int) -> int:
+        # Charged at `sent`, the level would be higher by what has run off of it, and by no more than the rate makes of the
+        # time between: the bucket may have drained so much too early.
+        usable, per_unit = self.in_force(value)
+        state = self._state(records, member)
+        counts, last = 0.0, 0
+        if state is not None:
+            if state[5]:
+                self._fold(records, now, member, value)
+                state = records.states.get(member)
+            _, used, last, _, _, _, floor = state
+            level = max(0.0, used - max(0, now - last) / per_unit)
+            counts = min(cost, level if at >= last else min(level, _least(floor, at)))
+        self.charge(records, now, member, min(cost - counts, (sent - at) / per_unit), value, now, NO_LEASE)
+        _, used, until, held, *_ = records.states.get(member)
+        # A cost above the usable burst fits an empty bucket only. Where nothing was charged since it, it is in one.
+        over = used + held - (max(usable, cost) if at >= last else usable)
+        return now if over <= DUST else until + ceil((used + held - usable) * per_unit)
+
     def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
         state = records.states.get(member)
         if state is None:

@@ -167,6 +167,12 @@ class Quota(Limit):
         kept = tuple((first, max(0.0, used - cost) if first in binding else used) for first, used in periods)
         records.states[member] = ("quota", kept, held, until)
 
+    def restamp(self, records: Records, now: int, member: str, cost: float, value: float, at: int, sent: int) -> int:
+        charged = self._binding(at)
+        if all(first in charged for first in self._binding(sent)):
+            return now  # every period that may count it has it
+        return super().restamp(records, now, member, cost, value, at, sent)
+
     def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
         state = records.states.get(member)
         if state is None:

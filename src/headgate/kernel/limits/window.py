@@ -20,6 +20,9 @@ WORTH_CONFIRMING = 0.25
 #: Behind so many full windows it hardly matters when each unit of the present one stops: that is 5 % of the time, or less.
 FAR = 20
 
+#: The part of an amount that sums of others may be off by.
+ROUNDING = 1e-6
+
 #: In how many steps a window comes back after its state was lost.
 STEPS_AFTER_LOSS = 50
 
@@ -194,6 +197,20 @@ class Window(RateLimit):
                 records, member, cost, min(stops, self._stops(confirmed, self.per)) if confirmed else stops, None
             )
 
+    def restamp(self, records: Records, now: int, member: str, cost: float, value: float, at: int, sent: int) -> int:
+        state = self._state(records, member)
+        was = self._stops(at, self.span)
+        moved = 0.0
+        if state is not None:
+            if state[2] <= now:
+                self._prune(records, now, member)
+            moved = self._move(records, member, cost, was, None)
+        self.charge(records, now, member, cost, value, sent, NO_LEASE)
+        if cost - moved <= cost * ROUNDING:
+            return now  # the same charge, counted for longer: that takes nothing from others
+        # It had stopped counting, so others may have been granted since what it stood for.
+        return self.earliest(records, now, member, 0.0, value, now)
+
     def confirm(self, records: Records, now: int, member: str, cost: float, value: float, at: int) -> None:
         state = records.states.get(member)
         if state is None or at > now:
@@ -207,8 +224,8 @@ class Window(RateLimit):
     def until(records: Records, member: str, state: Any) -> int:
         return int(state[4])
 
-    def _move(self, records: Records, member: str, cost: float, was: int, to: int | None) -> None:
-        """Units that stop at `was` stop at `to` instead, or are given back."""
+    def _move(self, records: Records, member: str, cost: float, was: int, to: int | None) -> float:
+        """Units that stop at `was` stop at `to` instead, or are given back. Returns how many of them still counted."""
         _, total, first, held, until, promised, current, filled = records.states.get(member)
         if was == current and cost <= filled:
             slots = records.windows[member]
@@ -224,7 +241,7 @@ class Window(RateLimit):
                 slots = records.windows[member]
             units = slots.get(was)
             if units is None:
-                return  # stopped counting, was reset, or was confirmed before
+                return 0.0  # stopped counting, was reset, or was confirmed before
             moved = cost if cost < units else units
             if moved < units:
                 slots[was] = units - moved
@@ -240,6 +257,7 @@ class Window(RateLimit):
             if to < first:
                 first = to
         records.states[member] = ("window", total, first, held, until, promised, current, filled)
+        return moved
 
     def hold(self, records: Records, now: int, member: str, cost: float, lease: Lease) -> None:
         state = records.states.get(member)

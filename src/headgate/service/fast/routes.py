@@ -69,7 +69,8 @@ def _acquire_respond(guard: Guard, served: ServedGate, stand: Stand, gate: str, 
 
 def _release_command(guard: Guard, id: str, raw: bytes) -> tuple[ServedGate, Release] | None:
     body = decoded(raw) if raw else {}
-    return release_command(guard, id, body) if body.__class__ is dict else None
+    # One that also tells when it was sent is two commands.
+    return release_command(guard, id, body) if body.__class__ is dict and "sent_for" not in body else None
 
 
 def _release_respond(guard: Guard, served: ServedGate, command: Release, id: str, reply: Any) -> Response:

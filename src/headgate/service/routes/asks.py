@@ -1,4 +1,4 @@
-"""The routes that ask for permits, renew and release them, and the JSON of permits."""
+"""The routes that ask for permits, stamp, renew and release them, and the JSON of permits."""
 
 from __future__ import annotations
 
@@ -198,6 +198,22 @@ def place_of(served: ServedGate, stand: Stand, grant: Grant, limit: str | None) 
     return {"id": permit_id(served, stand), "gate": served.name, "delay": delay, "delay_ms": delay, "limit": limit}
 
 
+async def sent(guard: Guard, request: Request) -> Response | None:
+    body = await request.json(guard.settings.max_body)
+    if body:
+        shapes.SENT.check(body)
+    served, name, _ = find_permit(guard, request.params["id"])
+    reply = await served.stamp(served.stamp_command(name, body.get("sent_for")))
+    return json_response(stamped_of(request.params["id"], reply))
+
+
+def stamped_of(id: str, reply: Any) -> dict[str, Any]:
+    """What a stamp was answered: the seconds to wait before the request is written, and for which limit."""
+    if isinstance(reply, Wait):
+        return {"id": id, "wait_for": reply.retry_after, "limit": reply.limit}
+    return {"id": id, "wait_for": 0.0, "limit": None}
+
+
 async def renew(guard: Guard, request: Request) -> Response | None:
     body = await request.json(guard.settings.max_body)
     shapes.RENEW.check(body)
@@ -213,7 +229,10 @@ def renewal_of(id: str, now: int, expires: int) -> dict[str, Any]:
 
 async def release(guard: Guard, request: Request) -> Response | None:
     id = request.params["id"]
-    served, command = release_command(guard, id, await request.json(guard.settings.max_body))
+    body = await request.json(guard.settings.max_body)
+    served, command = release_command(guard, id, body)
+    if "sent_for" in body:
+        await served.stamp_before(command, body["sent_for"])
     return released(guard, id, served, command, await served.release(command))
 
 

@@ -6,12 +6,12 @@ from ...errors import HeadgateError
 from ...gate.served import decide_all
 from ...http.headers import JSON
 from ...http.problems import Problem, problem_of
-from ...kernel.commands import Extend, Release, Stand
+from ...kernel.commands import Extend, Release, Stamp, Stand
 from ...kernel.flows import granted
 from ...kernel.model import Grant, Wait
 from ..schema import shapes
 from ..web import encode
-from .asks import ask_command, find_permit, permit_members, place_of, renewal_of, reserve_command
+from .asks import ask_command, find_permit, permit_members, place_of, renewal_of, reserve_command, stamped_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def _shape(does: str, about: str, fields: Mapping[str, shapes.Field], **needed: 
 DOES: dict[str, shapes.Shape] = {
     "acquire": _shape("acquire", "Ask; nobody waits in a batch.", shapes.ASK_FIELDS, gate=shapes.GATE),
     "reserve": _shape("reserve", "A time at once, on a promise gate.", shapes.RESERVE.fields, gate=shapes.GATE),
+    "sent": _shape("sent", "The request is about to be written.", shapes.SENT.fields, id=shapes.PERMIT),
     "renew": _shape("renew", "Renew a lease.", shapes.RENEW.fields, id=shapes.PERMIT),
-    "release": _shape("release", "End a permit.", shapes.RELEASE.fields, id=shapes.PERMIT),
+    "release": _shape("release", "End a permit.", shapes.RELEASE_FIELDS, id=shapes.PERMIT),
 }
 
 
@@ -114,6 +115,8 @@ def _command(guard: Guard, entry: dict[str, Any]) -> tuple[ServedGate, Any]:
         served = guard.served(entry["gate"])
         return served, reserve_command(guard, served, entry)
     served, name, lease = find_permit(guard, entry["id"])
+    if does == "sent":
+        return served, served.stamp_command(name, entry.get("sent_for"))
     if does == "renew":
         return served, served.renew_command(name, entry.get("lease", lease))
     return served, served.release_command(name, entry.get("outcome", "ok"), entry.get("retry_after"), entry.get("cost"))
@@ -131,6 +134,8 @@ def _reply_of(guard: Guard, served: ServedGate, command: Any, entry: dict[str, A
         return encode({"status": 200, **place})
     if command.__class__ is Extend:
         return encode({"status": 200, **renewal_of(entry["id"], *served.resolve_renewal(command, reply))})
+    if command.__class__ is Stamp:
+        return encode({"status": 200, **stamped_of(entry["id"], served.resolve_stamp(command, reply))})
     assert command.__class__ is Release
     guard.count(served.name, command.outcome, 0.0, command)
     return encode({"status": 200, "id": entry["id"], "released": served.resolve_release(command, reply)})

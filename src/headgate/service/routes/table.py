@@ -60,6 +60,8 @@ ROUTES: tuple[Route, ...] = (
           {200: "Permit", 409: "Problem", 429: "Problem"}, shapes.ACQUIRE),
     Route("POST", "/v1/gates/{gate}/reserve", asks.reserve, "acquire", "A time at once, on a promise gate.",
           {200: "Place", 409: "Problem", 429: "Problem"}, shapes.RESERVE),
+    Route("POST", "/v1/permits/{id}/sent", asks.sent, "acquire", "The request is about to be written: stamp its permit.",
+          {200: "Stamped", 410: "Problem"}, shapes.SENT),
     Route("POST", "/v1/permits/{id}/renew", asks.renew, "acquire", "Renew a lease, by its id alone.",
           {200: "Renewed", 410: "Problem"}, shapes.RENEW),
     Route("POST", "/v1/permits/{id}/release", asks.release, "acquire", "End a permit, by its id alone. Twice is harmless.",

@@ -71,7 +71,7 @@ WHY: Schema = {
     **TEXT,
     "description": "What keeps the gate's asks from going, in one sentence; `free now` where nothing does.",
 }
-PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for renew and release."}
+PERMIT_ID: Schema = {"type": "string", "description": "Opaque; for sent, renew and release."}
 NAMED: Schema = {"type": "object", "additionalProperties": TEXT}
 
 _GATE = schemas(Usage, limits=_list("LimitUsage"))
@@ -105,6 +105,12 @@ ANSWERS: dict[str, Schema] = {
         gate=TEXT,
         delay={**WHOLE, "description": "Milliseconds to wait before going: `delay_ms` under its old name."},
         delay_ms={**WHOLE, "description": "Milliseconds to wait before going."},
+        limit=or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
+    ),
+    "Stamped": _object(
+        "When the request may be written.",
+        id=PERMIT_ID,
+        wait_for={**SECONDS, "description": "0: now. Else wait for so many seconds, and say `sent` again."},
         limit=or_null({**TEXT, "description": "The limit that is waited for; null where it can go at once."}),
     ),
     "Renewed": _object("A lease that lives on.", id=PERMIT_ID, lease=SECONDS, expires_at=NUMBER),

@@ -175,6 +175,9 @@ ATTEMPT = Field(
 )
 WAIT = number("Seconds to wait for a turn. Default: 0, do not wait.", 0, 86_400)
 OUTCOME = choice("How it ended. `unsent` gives it back.", *OUTCOMES)
+SENT_FOR = number(
+    "Told afterwards: the request was written so many seconds ago. Default: it is about to be written.", 0, 86_400
+)
 RETRY_AFTER = number("Seconds for which the upstream asked to wait: the gate is paused for so long.", 0, 86_400 * 31)
 
 
@@ -237,7 +240,9 @@ RESERVE = Shape(
     {"cost": COST, "key": KEY, "priority": PRIORITY, "id": ID, "attempt": ATTEMPT},
 )
 RENEW = Shape("Renew", "How long the lease is to last.", {"lease": LEASE})
-RELEASE = Shape("Release", "How it ended.", {"outcome": OUTCOME, "retry_after": RETRY_AFTER, "cost": ACTUAL})
+SENT = Shape("Sent", "When the request is written: now, or so long ago.", {"sent_for": SENT_FOR})
+RELEASE_FIELDS = {"outcome": OUTCOME, "retry_after": RETRY_AFTER, "cost": ACTUAL}
+RELEASE = Shape("Release", "How it ended.", {**RELEASE_FIELDS, "sent_for": SENT_FOR})
 LIMIT = Shape(
     "Limit", "The value in force from the next decision on.", {"value": number("The new limit.", LEAST)}, ("value",)
 )
@@ -268,7 +273,7 @@ def _commands(name: str, value: Any) -> None:
 
 COMMANDS = Field(
     _commands,
-    "Commands, each with `do` (acquire, reserve, renew or release) and the members that it has alone.",
+    "Commands, each with `do` (acquire, reserve, sent, renew or release) and the members that it has alone.",
     type="array",
     minItems=1,
     items={"$ref": "#/components/schemas/Command"},

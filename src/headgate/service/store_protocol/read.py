@@ -23,6 +23,7 @@ from ...kernel.commands import (
     Renew,
     Reset,
     Settle,
+    Stamp,
     Stand,
 )
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS
@@ -186,6 +187,16 @@ class RequestReader:
         if length != 0:
             _int("a lease", length, 10_000, NEVER)
         return Extend(self.policy(number), _id(id), length)
+
+    def stamp(self, number: Any, id: Any, asked: Any, at: Any, ago: Any, fence: Any) -> Command:
+        policy = self.policy(number)
+        plan = None if asked is None else self.held(*asked)
+        if plan is not None and plan.policy is not policy:
+            raise InvalidInput(f"a stamp for gate {policy.name!r} carries a plan of another policy")
+        _int("at", at, 0, NEVER)
+        _int("ago", ago, 0, NEVER)
+        _int("a fence", fence, 0, NEVER)
+        return Stamp(policy, _id(id, empty=plan is not None), plan, at, ago, fence)
 
     def renew(self, gate: Any, session: Any, tickets: Any, lease_rows: Any) -> Command:
         self.gate(gate)

@@ -19,7 +19,7 @@ PARTS = {
     **{kind: (kind,) for kind in KINDS},
     "plan": ("plan",),
     "line": ("line/state", "line/ahead", "line/sessions", "line/standing", "line/serving"),
-    "commands": ("commands/base", "commands/admit", "commands/settle"),
+    "commands": ("commands/base", "commands/admit", "commands/settle", "commands/stamp"),
     "batch": ("batch",),
     "changes": ("changes",),
     "main": ("main",),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, monotonic_ns
 
 from ...kernel.model import Wake
 from ..remote.jobs import AnswerTimeout, ConnectionLost
@@ -59,10 +59,10 @@ class EarlyTakes:
         self._requests = requests
         self._sender = sender
         self._lock = threading.Lock()
-        #: Asks that stand in line, by ticket; and the connections that will bring the replies of those that were sent. With
-        #: their attempts: two threads may wait under one id.
+        #: Asks that stand in line, by ticket; of those that were sent the connection that will bring the reply, and when.
+        #: With their attempts: two threads may wait under one id.
         self._asks: dict[str, tuple[str, EncodedAsk]] = {}
-        self._sent: dict[str, tuple[str, RedisConnection]] = {}
+        self._sent: dict[str, tuple[str, RedisConnection, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._asks) or self._lock.locked() or bool(self._sent)  # in the order of `send`
@@ -80,18 +80,20 @@ class EarlyTakes:
             if encoded is None or connection is None:
                 return
             try:
+                asked = monotonic_ns() // 1000
                 connection.send_packed(self._requests.complete(encoded))
             except (ConnectionLost, AnswerTimeout):
                 connection.close()
             else:
-                self._sent[ticket] = attempt, connection
+                self._sent[ticket] = attempt, connection, asked
 
     def reply_to(self, ask: Stand) -> Any:
         """The reply to an ask that was sent; NO_REPLY where it was not."""
-        attempt, connection = self._pop(ask.id)
+        attempt, connection, asked = self._pop(ask.id)
         if connection is None or attempt != ask.attempt:
             self._read_off(connection)
             return NO_REPLY
+        ask.asked = asked
         return self._sender.reply_to(ask.gate, ask, connection, sent=True)
 
     def forget(self, ticket: str) -> None:
@@ -106,16 +108,16 @@ class EarlyTakes:
             except (ErrorReply, ConnectionLost, AnswerTimeout):
                 connection.close()
 
-    def _pop(self, ticket: str) -> tuple[str, RedisConnection | None]:
+    def _pop(self, ticket: str) -> tuple[str, RedisConnection | None, int]:
         if not (ticket in self._asks or self._lock.locked() or ticket in self._sent):
-            return "", None
+            return "", None, 0
         with self._lock:
             self._asks.pop(ticket, None)
-            return self._sent.pop(ticket, ("", None))
+            return self._sent.pop(ticket, ("", None, 0))
 
     def close(self) -> None:
         with self._lock:
-            for _, connection in self._sent.values():
+            for _, connection, _ in self._sent.values():
                 connection.close()
             self._asks.clear()
             self._sent.clear()

@@ -11,11 +11,14 @@ from .loss import LossTests
 from .port import PortTests
 from .promises import PromiseTests
 from .rates import RateTests
+from .sent import SentTests
 
 __all__ = ["StoreSuite"]
 
 
-class StoreSuite(LeaseTests, RateTests, AskTests, IdTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests):
+class StoreSuite(
+    LeaseTests, RateTests, SentTests, AskTests, IdTests, ChangeTests, PromiseTests, LineTests, PortTests, LossTests
+):
     """Subclass it, name the class `Test…`, and make a new, empty store on a clock in `make_store`; pytest does the rest.
 
     `lose_state` may be given as well: it makes the store forget a gate, as a restart without its data would; and

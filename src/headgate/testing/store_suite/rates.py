@@ -82,6 +82,16 @@ class RateTests(StoreHarness):
         permit.release()
         assert self.retry(gate) == 10 * SECOND
 
+    def test_a_quota_counts_a_late_call_on_the_day_on_which_it_is_sent(self) -> None:
+        gate = self.gate(Quota(3, per="day", slack=0))
+        midnight = 86_400 * SECOND - self.clock() % (86_400 * SECOND)
+        self.clock.advance(microseconds=midnight - SECOND)
+        [late] = self.take(gate)
+        self.clock.advance("2s")
+        late.sent()
+        assert gate.usage()["quota"].used == 1
+        assert self.count(gate) == 2
+
     def test_a_promise_whose_time_has_come_runs_off_like_any_charge(self) -> None:
         gate = self.gate(Bucket(10, per="10s", burst=1, slack=0), waiting="promise")
         places = [gate.reserve() for _ in range(3)]

@@ -179,6 +179,30 @@ function makers.bucket()
       states:set(member, {'bucket', used - back, last, held, self.drain, promised, floor_})
     end
 
+    function Bucket:restamp(now, member, cost, value, at, sent)
+      -- Charged at `sent`, the level would be higher by what has run off of it, and by no more than the rate makes of the
+      -- time between: the bucket may have drained so much too early.
+      local usable, per_unit = self:in_force(value)
+      local state = state_of(self, member) or recovered(self, now, member, value)
+      local counts, last = 0, 0
+      if state then
+        if state[6] ~= 0 then
+          self:_fold(now, member, value)
+          state = states:get(member)
+        end
+        last = state[3]
+        local level = max(0, state[2] - max(0, now - last) / per_unit)
+        counts = min(cost, at >= last and level or min(level, _least(state[7], at)))
+      end
+      self:charge(now, member, min(cost - counts, (sent - at) / per_unit), value, now, NO_LEASE)
+      state = states:get(member)
+      records.far = max(records.far, Bucket.until_(member, state))
+      local used, until_, held = state[2], state[3], state[4]
+      -- A cost above the usable burst fits an empty bucket only. Where nothing was charged since it, it is in one.
+      local over = used + held - (at >= last and max(usable, cost) or usable)
+      return over <= DUST and now or until_ + ceil((used + held - usable) * per_unit)
+    end
+
     function Bucket:hold(now, member, cost, lease)
       local state = states:get(member) or self:_empty(now, member)
       states:set(member, {'bucket', state[2], state[3], max(0, state[4] + cost), state[5], state[6], state[7]})

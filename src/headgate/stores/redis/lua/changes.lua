@@ -23,8 +23,7 @@ local function renew_lease(now, before, lease, exactly)
   for _, step in ipairs(plan.steps) do
     if step.limit.leased then
       local row = space('leases', step.member):get(id)
-      local fresh = {ref, at, fence, holder}
-      if row and row[5] then fresh[5] = row[5] end
+      local fresh = {ref, at, fence, holder, row and row[5], row and row[6]}
       step.limit:charge(now, step.member, 1, step.value, at, {id, expires, fresh})
     end
   end
@@ -40,8 +39,7 @@ end
 function changes.n(now, head)
   now = begin(now)
   local session, leases, tickets = head[2], head[3], head[4]
-  local gate, expires, called, unknown = records.head, {}, {}, {}
-  local before = (gate.lost ~= 0 or is_another(gate.epoch, records.told)) and gate.lost_before or 0
+  local before, expires, called, unknown = lost_before(), {}, {}, {}
   for _, lease in ipairs(leases) do
     expires[#expires + 1] = lease[2]
     expires[#expires + 1] = renew_lease(now, before, lease, head[5])

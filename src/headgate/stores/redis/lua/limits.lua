@@ -1,6 +1,6 @@
 -- What every limit is, as limits/base.py has it: a table with its numbers, whose kind answers
--- earliest / charge / refund / hold / confirm / until_ / assume_used / describe. A kind is made when a plan first has one:
--- making its functions costs more than a decision does.
+-- earliest / charge / refund / restamp / hold / confirm / until_ / assume_used / describe. A kind is made when a plan first
+-- has one: making its functions costs more than a decision does.
 
 NO_LEASE = {'', 0, false}
 

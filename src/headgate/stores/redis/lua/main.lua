@@ -77,6 +77,7 @@ local function decide(now, common, id, argument, attempt, key)
     return release(now, policy_of(common[2]), common[3], common[4], common[5], pairs_of(common[6]))
   end
   if op == 'c' then return cancel(now, policy_of(common[2]), common[3], common[4], common[5]) end
+  if op == 's' then return stamp(now, common) end
   local changes = changes_module()
   if op == 'l' then
     local lease = lease_of(policy_of(common[2]), common[3], common[4])

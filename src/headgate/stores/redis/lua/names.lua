@@ -25,6 +25,6 @@ local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, curren
 local earliest, earliest_now, blocked_by, charge, hold, let_go, is_another_kind, check_kinds
 -- commands/
 local wait_of, refusal_of, granted, too_large_text, lose, begin, pause, admit, decide_ask, settle, release, cancel, lease_of
-local steps_in_force, is_another, compare, notice
+local steps_in_force, is_another, compare, notice, lost_before, stamp
 -- batch.lua
 local admit_many

@@ -7,6 +7,9 @@
 local POLICIES, TEMPLATES, PLANS = 256, 256, 64
 local policies, templates, plans, policies_made, templates_made, plans_made, remembered = {}, {}, {}, 0, 0, 0, {}
 
+-- The part of the slack for which a grant is fresh: see plan.py.
+local FRESH = 4
+
 -- A call begins: these policies came with it.
 function begin_plans(policies_sent)
   sent, remembered = policies_sent, {}
@@ -70,7 +73,8 @@ end
 local function template_of(policy, rank, costs)
   local cost_of = {}
   for _, pair in ipairs(costs) do cost_of[pair[1]] = pair[2] end
-  local template = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {}}
+  local template = {policy = policy, rank = rank, lease = 0, adapts = false, weight = 0, soonest = 0, fits = true, rows = {},
+    fresh = NEVER}
   template.template, template.__index = template, template
   for index, row in ipairs(policy.rows) do
     if row[8] <= rank then
@@ -86,8 +90,11 @@ local function template_of(policy, rank, costs)
       if limit.leased then
         template.lease = template.lease == 0 and limit.lease or min(template.lease, limit.lease)
         if limit.adaptive then template.adapts = true end
-      elseif limit.confirmable then
-        template.soonest = template.soonest == 0 and limit.per or min(template.soonest, limit.per)
+      else
+        template.fresh = min(template.fresh, floor(limit.slack / FRESH))
+        if limit.confirmable then
+          template.soonest = template.soonest == 0 and limit.per or min(template.soonest, limit.per)
+        end
       end
     end
   end

@@ -213,6 +213,17 @@ function makers.quota()
     states:set(member, {'quota', kept, state[3], state[4]})
   end
 
+  function Quota:restamp(now, member, cost, value, at, sent)
+    local charged, all = self:_binding(at), true
+    for _, first in ipairs(self:_binding(sent)) do
+      if first ~= charged[1] and first ~= charged[2] then all = false end
+    end
+    if all then return now end -- every period that may count it has it
+    self:refund(now, member, cost, value, at, 0)
+    self:charge(now, member, cost, value, sent, NO_LEASE)
+    return self:earliest(now, member, 0, value, now)
+  end
+
   function Quota:hold(now, member, cost, lease)
     local state = states:get(member)
     if not state then

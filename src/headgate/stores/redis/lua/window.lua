@@ -163,6 +163,18 @@ function makers.window()
       end
     end
 
+    function Window:restamp(now, member, cost, value, at, sent)
+      local state, moved = state_of(self, member) or recovered(self, now, member, value), 0
+      if state then
+        if state[3] <= now then self:_prune(now, member, value) end
+        moved = self:_move(now, value, member, cost, self:_stops(at, self.span), nil)
+      end
+      self:charge(now, member, cost, value, sent, NO_LEASE)
+      if cost - moved <= cost * ROUNDING then return now end -- the same charge, counted for longer
+      -- It had stopped counting, so others may have been granted since what it stood for.
+      return self:earliest(now, member, 0, value, now)
+    end
+
     function Window:confirm(now, member, cost, value, at)
       local state = states:get(member)
       if not state or at > now then return end
@@ -174,12 +186,12 @@ function makers.window()
       return state[5]
     end
 
-    -- Units that stop at `was` stop at `to` instead, or are given back.
+    -- Units that stop at `was` stop at `to` instead, or are given back. Returns how many of them still counted.
     function Window:_move(now, value, member, cost, was, to)
       local slots = space('windows', member)
       if not self:_is_whole(slots, member) then
         self:_count_anew(now, member, value)
-        return
+        return 0
       end
       local state = states:get(member)
       local total, first, held, until_, promised = state[2], state[3], state[4], state[5], state[6]
@@ -193,7 +205,7 @@ function makers.window()
           current, filled = 0, 0
         end
         local units = slots:get(was)
-        if not units then return end -- stopped counting, was reset, or was confirmed before
+        if not units then return 0 end -- stopped counting, was reset, or was confirmed before
         if units <= cost then
           moved = units
           slots:delete(was)
@@ -210,6 +222,7 @@ function makers.window()
       if promised then slots:delete('hint') end
       if current == 0 and not slots:first() then total = 0 end -- whatever rounding left
       states:set(member, {'window', total, first, held, until_, promised, current, filled})
+      return moved
     end
 
     function Window:hold(now, member, cost, lease)

@@ -22,8 +22,8 @@ end
 
 local function again(now, plan, id, known, attempt)
   if not same(known[1], plan.ref) then return {'E', 'IdConflict'} end
-  if attempt ~= '' or known[9] then join(now, id, known, attempt) end
-  if plan.policy.waiting == 'promise' then return {known[2], now, known[4], known[7] and 1 or 0, 1} end
+  if attempt ~= '' or (known[9] or '') ~= '' then join(now, id, known, attempt) end
+  if plan.policy.waiting == 'promise' then return {known[10] or known[2], now, known[4], known[7] and 1 or 0, 1} end
   return {known[2], known[5] and known[3] or 0, known[4], known[7] and 1 or 0, 1}
 end
 

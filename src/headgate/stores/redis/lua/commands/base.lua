@@ -82,6 +82,12 @@ local function new_epoch(now, seq, told)
   return format('%.0f.%.0f.%s', now, seq, told:match('[^.]*$'))
 end
 
+-- A lease that is missing and was granted before this moment went with lost state: its holder has not lost it.
+function lost_before()
+  local head = records.head
+  return (head.lost ~= 0 or is_another(head.epoch, records.told)) and head.lost_before or 0
+end
+
 -- Whether the head has lost state, by what the caller was told before. `begin` notices it then.
 function compare(seen, told)
   local head = records.head
@@ -198,10 +204,12 @@ local function permit_lives(permit, now)
   return not permit[6] and (not permit[5] or permit[3] > now)
 end
 
--- The row of a permit; with its attempts where it has any, else with its confirmation where it has one.
-local function permit_row(permit, ends, ended, confirmed, attempts)
+-- The row of a permit: with its confirmation, its attempts and its sent stamp up to the last of them that it has.
+local function permit_row(permit, ends, ended, confirmed, attempts, sent)
   local row = {permit[1], permit[2], ends, permit[4], permit[5], ended, permit[7]}
-  if attempts ~= '' then
+  if sent ~= 0 then
+    row[8], row[9], row[10] = confirmed, attempts, sent
+  elseif attempts ~= '' then
     row[8], row[9] = confirmed, attempts
   elseif confirmed ~= 0 then
     row[8] = confirmed
@@ -246,7 +254,8 @@ end
 
 -- One more attempt is answered with a permit that lives. The permit ends by a cancel only when all have cancelled.
 local function join(now, id, permit, attempt)
-  local attempts = permit[9] or OTHERS
+  local attempts = permit[9] or ''
+  if attempts == '' then attempts = OTHERS end
   local found, count = among(attempts, attempt)
   if found then return end
   if attempt ~= '' and count >= MOST_ATTEMPTS then
@@ -255,7 +264,8 @@ local function join(now, id, permit, attempt)
   end
   if attempt == '' then attempt = OTHERS end
   if not among(attempts, attempt) then
-    permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, attempts .. ' ' .. attempt))
+    attempts = attempts .. ' ' .. attempt
+    permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, attempts, permit[10] or 0))
   end
 end
 

@@ -3,9 +3,11 @@
 --
 -- Made when the first of a call is to be ended.
 
+local lives, charged_at, lease_row
+
 local function endings()
-  -- Whether the lease is still ours: it is in the set, and has not expired unseen.
-  local function lives(now, steps, id)
+  -- Whether the lease is still its holder's: it is in the set, and has not expired unseen.
+  function lives(now, steps, id)
     local alive = true
     for _, step in ipairs(steps) do
       if step.limit.leased then
@@ -16,6 +18,19 @@ local function endings()
       end
     end
     return alive
+  end
+
+  -- From when on a permit is charged that was granted at `at`: its sent stamp may have moved that.
+  function charged_at(steps, permit, id, at)
+    local sent = permit and permit[10]
+    for _, step in ipairs(not permit and steps or {}) do
+      local row = step.limit.leased and space('leases', step.member):get(id)
+      if row then
+        sent = row[6]
+        break
+      end
+    end
+    return sent and sent ~= 0 and sent or at
   end
 
   local function end_lease(now, steps, lost, end_, id, at)
@@ -67,11 +82,11 @@ local function endings()
       if step.limit.leased then
         local leases = space('leases', step.member)
         local row = leases:get(id)
-        leases:set(id, {row[1], row[2], row[3], row[4], now})
+        leases:set(id, {row[1], row[2], row[3], row[4], now, row[6]})
       end
     end
     if permit then
-      permits:set(id, permit_row(permit, permit[3], permit[6], now, permit[9] or ''))
+      permits:set(id, permit_row(permit, permit[3], permit[6], now, permit[9] or '', permit[10] or 0))
     end
   end
 
@@ -95,17 +110,20 @@ local function endings()
     local confirmed = end_.confirmed
     if confirmed == 0 and permit then confirmed = permit[8] or 0 end
     if fence ~= 0 and is_anothers(steps, id, fence) then return 1 end
-    local lost, adapted = false, {}
+    local lost, adapted, charged = false, {}, at
     if plan.lease ~= 0 then
       lost = not lives(now, steps, id)
+      charged = charged_at(steps, permit, id, at)
       if outcome then adapted = end_lease(now, steps, lost, end_, id, at) end
+    elseif permit then
+      charged = charged_at(steps, permit, id, at)
     end
-    amounts(now, steps, lost, end_, at, confirmed)
+    amounts(now, steps, lost, end_, charged, confirmed)
     local only_confirmed = not outcome and not end_.actual
     if only_confirmed and not lost and confirmed == 0 then mark_confirmed(now, steps, id, permit) end
     if outcome and permit then
       local ends = permit[5] and permit[3] <= now and permit[3] or now -- it ended when its lease expired, or now
-      permits:put(id, permit_row(permit, ends, true, 0, permit[9] or ''), ends + REMEMBER)
+      permits:put(id, permit_row(permit, ends, true, 0, permit[9] or '', 0), ends + REMEMBER)
     end
     if end_.retry_after ~= 0 and outcome_of(outcome).pauses then
       pause(now + end_.retry_after, 'upstream: ' .. outcome)
@@ -121,9 +139,9 @@ local function endings()
     return ended_of(lost, adapted)
   end
 
-  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed if it was. An id made by a gate has its
-  -- key after a `~`.
-  local function lease_row(policy, id)
+  -- The row of a lease: ref, granted at, fence, holder, and when it was confirmed and stamped if it was. An id made by a gate
+  -- has its key after a `~`.
+  function lease_row(policy, id)
     local _, key_text = partition(id, '~')
     local key = {}
     for part in key_text:gmatch('[^,]+') do
@@ -197,7 +215,8 @@ local function endings()
       for other in attempts:gmatch('%S+') do
         if other ~= attempt then others[#others + 1] = other end
       end
-      permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, table.concat(others, ' ')))
+      local left = table.concat(others, ' ')
+      permits:set(id, permit_row(permit, permit[3], permit[6], permit[8] or 0, left, permit[10] or 0))
     end
     if (attempt ~= '' or attempts == '') and not answered then bury(name, now) end
     return 1
