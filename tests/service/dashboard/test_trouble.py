@@ -20,7 +20,7 @@ def test_it_goes_on_by_itself_after_the_guard_was_killed_and_restarted(guard: Gu
     page = one.open(guard)
     shows(page, "in_flight", "1 / 4")
     guard.kill()
-    expect(page.locator("#state")).to_have_text("no answer from the guard, trying again", timeout=SOON)
+    expect(page.locator("#state")).to_contain_text("no answer from the guard, trying again; last seen", timeout=SOON)
     expect(page.locator("body")).to_have_class(re.compile("stale"))
     expect(page.locator("#holds .who")).to_have_text(["survivor.pdf"])  # what was last seen stays, and looks old
     guard.start()
@@ -93,7 +93,8 @@ def test_tokens_decide_what_is_seen_and_what_can_be_changed(tmp_path: Path, watc
         page.goto(guard.url)
         dialog = page.get_by_role("dialog", name="A token for this guard")
         expect(dialog).to_be_visible()
-        expect(page.locator("main")).to_be_hidden()
+        for part in ("#gate", "#overview", "#unknown"):
+            expect(page.locator(part)).to_be_hidden()
         for wrong, told in (("hg_wrong", "send a token of this guard"), (tokens["acquire"], "this needs observe")):
             dialog.get_by_label("Token").fill(wrong)
             dialog.get_by_role("button", name="Use it").click()

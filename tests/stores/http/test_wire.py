@@ -94,7 +94,7 @@ def test_a_guard_believes_nothing_that_it_is_sent() -> None:
             [], ["?"], ["a"], None, 5, ["a", 5, *ask[2:]], ["a", -1, *ask[2:]], ["a", True, *ask[2:]],
             [*ask[:2], 7, *ask[3:]], [*ask[:3], {"requests": -1}, *ask[4:]], [*ask[:3], {"requests": "1"}, *ask[4:]],
             [*ask[:3], {"requests": 1, "pu": 1}, *ask[4:]], [*ask[:4], {"org": "x"}, *ask[5:]],
-            [*ask[:5], "../../etc/passwd\0", *ask[6:]], [*ask[:5], "", *ask[6:]], [*ask[:6], "x" * 500, *ask[7:]],
+            [*ask[:5], "../../etc/passwd\0", *ask[6:]], [*ask[:5], "", *ask[6:]],
             [*ask[:7], -5, *ask[8:]], [*ask[:7], 2**60, *ask[8:]], [*ask[:8], 99, *ask[9:]],
             [*ask[:9], "../escape", *ask[10:]], [*ask[:10], -1], [*ask, 1],
             ["e", 0, 0, {"requests": 1}, {}, -5, "i", "ok", True, 0, None, 0, True],
