@@ -1,0 +1,105 @@
+"""Django in this process: set up once, real commits, a store of its own for every test."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_zone = os.environ.get("TZ")
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.contrib.django.settings"
+import django  # noqa: E402
+
+django.setup()
+# Django sets the time zone of the whole process, and this one has other tests as well.
+os.environ.pop("TZ", None)
+if _zone is not None:
+    os.environ["TZ"] = _zone
+time.tzset()
+
+from deployments.models import ApiKey, WorkflowExecution  # noqa: E402
+from django.apps import apps  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.db import connections  # noqa: E402
+from django.test import override_settings  # noqa: E402
+from django.test.utils import setup_test_environment  # noqa: E402
+
+from headgate.contrib.django import slot, tenants  # noqa: E402
+from headgate.contrib.django.models import Organization, OrganizationRateLimit  # noqa: E402
+from headgate.contrib.django.tenants import Tenants  # noqa: E402
+from tests.support.servers import Server  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def database() -> Iterator[None]:
+    setup_test_environment()
+    call_command("migrate", verbosity=0)
+    yield
+    connections.close_all()
+
+
+@pytest.fixture(autouse=True)
+def clean_tables() -> Iterator[None]:
+    yield
+    for model in (OrganizationRateLimit, ApiKey, WorkflowExecution, Organization, apps.get_model("admin.LogEntry")):
+        model.objects.all()._raw_delete("default")
+    apps.get_model("auth.User").objects.all().delete()
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path) -> Iterator[str]:
+    """A store of its own for every test; a test that asks for `redis` has its state there."""
+    url = f"sqlite:///{tmp_path / 'headgate.db'}"
+    with override_settings(HEADGATE_STORE=url):
+        yield url
+
+
+@pytest.fixture
+def redis() -> Iterator[Server]:
+    with Server() as server, override_settings(HEADGATE_STORE=server.url):
+        yield server
+
+
+@pytest.fixture
+def acme() -> Organization:
+    return make_organization("acme-corp", "org_a1b2c3d4e5f6g7h8")
+
+
+@pytest.fixture
+def limits() -> Iterator[Callable[..., Any]]:
+    """Settings for the rest of the test: limits(API_DEPLOYMENT_DEFAULT_RATE_LIMIT=2, shadow=True)."""
+    entered: list[Any] = []
+
+    def use(**changes: Any) -> None:
+        named = {name: value for name, value in changes.items() if name.isupper()}
+        table = {name: value for name, value in changes.items() if not name.isupper()}
+        if table:
+            named["HEADGATE_TENANTS"] = table
+        entered.append(override_settings(**named))
+        entered[-1].enable()
+
+    yield use
+    for override in reversed(entered):
+        override.disable()
+
+
+def make_organization(name: str, id: str | None = None) -> Organization:
+    organization, _ = Organization.objects.get_or_create(organization_id=id or f"org_{name}", defaults={"name": name})
+    ApiKey.objects.get_or_create(key=f"key-{name}", defaults={"organization": organization})
+    return organization  # type: ignore[no-any-return]
+
+
+def occupy(organization: Organization, count: int, first: int = 0) -> list[str]:
+    """Hold so many slots of an organisation; returns their ids."""
+    ids = [f"{organization.organization_id}-run-{number}" for number in range(first, first + count)]
+    for id in ids:
+        slot(organization, id).take()
+    return ids
+
+
+def used(organization: Organization, owner: Tenants | None = None) -> int:
+    return (owner or tenants()).figures(organization).org_count

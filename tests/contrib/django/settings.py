@@ -1,0 +1,30 @@
+"""Settings of the tests in this process: the apps of the example, a database in a folder of its own."""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "django_api"
+if str(EXAMPLE) not in sys.path:
+    sys.path.insert(0, str(EXAMPLE))
+
+_folder = Path(tempfile.mkdtemp(prefix="headgate-django-"))
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+_given = os.environ.get("EXAMPLE_DATA")
+os.environ["EXAMPLE_DATA"] = str(_folder)
+from project.settings import *  # noqa: E402, F403
+
+if _given is None:
+    del os.environ["EXAMPLE_DATA"]
+del LOGGING  # type: ignore[name-defined]  # noqa: F821
+
+ROOT_URLCONF = "tests.contrib.django.urls"
+LOGGING_CONFIG = None
+DATABASES["default"]["NAME"] = _folder / "tests.sqlite3"  # type: ignore[name-defined]  # noqa: F405
+HEADGATE_STORE = f"sqlite:///{_folder / 'headgate.db'}"
+HEADGATE_TENANTS: dict[str, object] = {}
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+TASKS = {"default": {"BACKEND": "django_tasks.backends.immediate.ImmediateBackend"}}
