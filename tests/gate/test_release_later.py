@@ -23,7 +23,7 @@ def test_a_release_by_id_that_the_store_could_not_be_told_is_told_when_it_is_bac
         gate.acquire(id="run-2", renew=False)
         server.freeze()
         with pytest.raises(StoreUnavailable):
-            gate.release("run-2")
+            gate.release("run-3")
         if kind == "sync":
             assert gate.release("run-1", later=True) is True
         else:

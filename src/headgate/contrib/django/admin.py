@@ -32,7 +32,7 @@ HIGH, FULL = 0.7, 0.9
 
 def bar(used: float, limit: float) -> Any:
     """Usage as a bar with its figures."""
-    share = min(1.0, used / limit) if limit else 1.0
+    share = min(1.0, used / limit)
     color = "#ba2121" if share >= FULL else "#c48b00" if share >= HIGH else "#2c7a2c"
     return format_html(
         '<div style="display:inline-block;width:10em;height:.8em;background:#8884;border-radius:.2em;overflow:hidden" '
@@ -94,7 +94,7 @@ class OrganizationRateLimitAdmin(admin.ModelAdmin):
             figures = tenants().figures(row.organization)
         except HeadgateError as error:
             return f"unknown: {error}"
-        return bar(figures.org_count, row.concurrent_request_limit)
+        return bar(figures.org_count, figures.org_limit)
 
     @admin.display(description="Held slots")
     def held_slots(self, row: Any) -> Any:
