@@ -27,7 +27,7 @@ def programs() -> Path:
 
 
 class Postgres:
-    """A server of one's own, whose superuser is `tests`. PostgreSQL refuses to run as root, so then it is another user's."""
+    """A server of one's own, whose superuser is `tests`. It refuses to run as root, so then it is another user's."""
 
     def __init__(self) -> None:
         self.programs = programs()
@@ -94,3 +94,15 @@ class Postgres:
                 self.process.kill()
                 self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def started() -> Postgres:
+    """For tests: where there is none to be had, the test is skipped with how to get one; in CI it fails."""
+    try:
+        return Postgres()
+    except NoServer as missing:
+        if os.environ.get("CI"):
+            raise
+        import pytest
+
+        pytest.skip(str(missing))

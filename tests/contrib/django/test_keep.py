@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 def ends_in(id: str) -> float:
     """Seconds until the lease of a slot ends; 0 without one."""
-    return next((holder.expires for holder in tenants().gate.holders() if holder.id == id), 0.0)
+    return next((holder.expires_in for holder in tenants().gate.holders() if holder.id == id), 0.0)
 
 
 def test_a_run_that_is_longer_than_its_lease_keeps_its_slot(acme: Organization) -> None:

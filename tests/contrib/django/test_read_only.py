@@ -15,8 +15,8 @@ from headgate.contrib.django.models import Organization, OrganizationRateLimit
 from tests.contrib.django.conftest import occupy
 from tests.contrib.django.settings import EXAMPLE
 from tests.contrib.django.test_commands import manage
-from tests.support.postgres import Postgres
-from tests.support.servers import NoServer, Server, packed
+from tests.support.postgres import Postgres, started
+from tests.support.servers import Server, packed
 
 READING = (
     ("get_org_rate_limit", "acme-corp"),
@@ -52,11 +52,7 @@ def test_reading_sends_redis_no_command_that_writes(acme: Organization, redis: S
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    try:
-        server = Postgres()
-    except NoServer as error:
-        pytest.skip(str(error))
-    with server:
+    with started() as server:
         yield server
 
 

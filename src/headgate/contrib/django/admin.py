@@ -63,7 +63,7 @@ def seconds(value: float) -> str:
 
 def held_slot(holder: Holder) -> HeldSlot:
     organization = holder.key.get(tenants().conf.key, "")
-    return HeldSlot(holder.id, organization, holder.holder or "", seconds(holder.since), seconds(holder.expires))
+    return HeldSlot(holder.id, organization, holder.holder or "", seconds(holder.held_for), seconds(holder.expires_in))
 
 
 @admin.register(OrganizationRateLimit)

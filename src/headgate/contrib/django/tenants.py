@@ -225,7 +225,7 @@ class Figures:
 
 
 def _is_full(row: LimitUsage | None) -> bool:
-    return row is not None and row.next_free > 0
+    return row is not None and row.free_in > 0
 
 
 def default_id_field(model: Any) -> str:
