@@ -90,6 +90,7 @@ import django; django.setup()
 from headgate import StoreUnavailable
 from headgate.contrib.django import LimitReached, LimiterUnavailable, slot
 from headgate.contrib.django.models import Organization
+from headgate.events import subscribe
 events = []
 subscribe(lambda event: events.append(event.kind))
 acme = Organization.objects.get(name="acme-corp")
