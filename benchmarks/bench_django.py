@@ -76,8 +76,8 @@ def round_trips(server: Server) -> Table:
         "Tenants in Django: round trips per request",
         ["", "to take", "to release"],
         rows,
-        "Counted by the server (total_reads_processed) over 100 requests, one after the other. A refusal costs ours a second "
-        "one, for its words.",
+        "Counted by the server (total_reads_processed) over 100 requests, one after the other. A refusal costs ours "
+        "a second one, for its words.",
     )
 
 
@@ -118,7 +118,7 @@ def latencies(server: Server, quick: bool) -> Table:
         "Tenants in Django: added latency per request, ms",
         ["", "p50", "p99"],
         rows,
-        f"Taking and releasing one slot, {CALLERS} threads of one process at once, {ORGANIZATIONS} organisations, one Redis.",
+        f"Taking and releasing one slot, {CALLERS} threads of one process at once, {ORGANIZATIONS} organisations.",
     )
 
 
@@ -163,6 +163,6 @@ def memory(server: Server) -> Table:
         "Tenants in Django: memory of 1,000 live runs",
         ["", "KB", "bytes per run"],
         rows,
-        "MEMORY USAGE of all keys. The seed's own figure is 100 KB. Ours knows who holds what since when, and remembers ids, "
-        "so that a retry is free.",
+        "MEMORY USAGE of all keys. The seed's own figure is 100 KB. Ours knows who holds what since when, and "
+        "remembers ids, so that a retry is free.",
     )
