@@ -33,8 +33,9 @@ class Site:
     def __init__(self, data: Path, processes: int = 2, threads: int = 30, run_seconds: float = 1.0, **env: str) -> None:
         self.port = free_port()
         self.data, self.processes, self.threads, self.run_seconds = data, processes, threads, run_seconds
+        paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         self.env = {
-            **os.environ, "EXAMPLE_DATA": str(data), "PYTHONPATH": str(HERE), "EXAMPLE_LOG": "ERROR",
+            **os.environ, "EXAMPLE_DATA": str(data), "PYTHONPATH": paths, "EXAMPLE_LOG": "ERROR",
             "DJANGO_SETTINGS_MODULE": "project.settings", **env,
         }  # fmt: skip
         self.server: subprocess.Popen | None = None

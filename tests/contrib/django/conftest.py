@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ time.tzset()
 
 from deployments.models import ApiKey, WorkflowExecution  # noqa: E402
 from django.apps import apps  # noqa: E402
+from django.conf import settings  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
@@ -31,15 +33,45 @@ from django.test.utils import setup_test_environment  # noqa: E402
 from headgate.contrib.django import slot, tenants  # noqa: E402
 from headgate.contrib.django.models import Organization, OrganizationRateLimit  # noqa: E402
 from headgate.contrib.django.tenants import Tenants  # noqa: E402
-from tests.support.servers import Server  # noqa: E402
+from tests.contrib.django.settings import EXAMPLE  # noqa: E402
+from tests.support.postgres import Postgres  # noqa: E402
+from tests.support.servers import NoServer, Server  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
 def database() -> Iterator[None]:
-    setup_test_environment()
-    call_command("migrate", verbosity=0)
-    yield
+    """PostgreSQL where it is installed, as projects have it; SQLite elsewhere, or with HEADGATE_TEST_DATABASE=sqlite."""
+    with ExitStack() as stack:
+        if os.environ.get("HEADGATE_TEST_DATABASE") != "sqlite":
+            with suppress(NoServer):
+                use(stack.enter_context(Postgres()))
+        setup_test_environment()
+        call_command("migrate", verbosity=0)
+        yield
+        connections.close_all()
+        os.environ.pop("EXAMPLE_POSTGRES", None)
+
+
+def use(server: Postgres) -> None:
+    """Have Django use this server from now on, and the processes that tests start too."""
+    os.environ["EXAMPLE_POSTGRES"] = server.address()
+    host, port, user = server.address().split(":")
+    settings.DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "HOST": host, "PORT": port, "USER": user,
+    }  # fmt: skip
     connections.close_all()
+    with suppress(AttributeError):
+        del connections["default"]
+    connections.__dict__.pop("settings", None)
+
+
+def example_process(store: str, **more: str) -> dict[str, str]:
+    """The environment of a process of the example that has the database and the store of the test."""
+    paths = os.pathsep.join(filter(None, (str(EXAMPLE), os.environ.get("PYTHONPATH"))))
+    return {
+        **os.environ, "EXAMPLE_DATA": str(settings.DATA), "HEADGATE_STORE": store, "PYTHONPATH": paths,
+        "DJANGO_SETTINGS_MODULE": "project.settings", **more,
+    }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,8 @@
-"""Settings of the tests in this process: the apps of the example, a database in a folder of its own."""
+"""Settings of the tests in this process: the apps of the example, a database in a folder of its own.
+
+`conftest.py` puts PostgreSQL in its place where there is one. Processes that tests start find the same database by
+`EXAMPLE_DATA` and `EXAMPLE_POSTGRES`.
+"""
 
 import atexit
 import os
@@ -13,17 +17,15 @@ if str(EXAMPLE) not in sys.path:
 
 _folder = Path(tempfile.mkdtemp(prefix="headgate-django-"))
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
-_given = os.environ.get("EXAMPLE_DATA")
 os.environ["EXAMPLE_DATA"] = str(_folder)
 from project.settings import *  # noqa: E402, F403
 
-if _given is None:
-    del os.environ["EXAMPLE_DATA"]
+del os.environ["EXAMPLE_DATA"]
+DATA = _folder
 del LOGGING  # type: ignore[name-defined]  # noqa: F821
 
 ROOT_URLCONF = "tests.contrib.django.urls"
 LOGGING_CONFIG = None
-DATABASES["default"]["NAME"] = _folder / "tests.sqlite3"  # type: ignore[name-defined]  # noqa: F405
 HEADGATE_STORE = f"sqlite:///{_folder / 'headgate.db'}"
 HEADGATE_TENANTS: dict[str, object] = {}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

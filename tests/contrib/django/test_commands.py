@@ -19,8 +19,7 @@ from django.core.management import CommandError, call_command
 
 from headgate.contrib.django import tenants
 from headgate.contrib.django.models import Organization, OrganizationRateLimit
-from tests.contrib.django.conftest import make_organization, occupy, used
-from tests.contrib.django.settings import EXAMPLE
+from tests.contrib.django.conftest import example_process, make_organization, occupy, used
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -78,17 +77,12 @@ def test_clear_all_rewrites_the_store_from_the_table_and_tells_how_much(acme: Or
     assert tenants().values() == {"org_a1b2c3d4e5f6g7h8": 50}
 
 
-def at_a_terminal(words: list[str], store: str, answer: str) -> tuple[str, int]:
-    """What a person sees of a command, and its exit code."""
-    from django.conf import settings
-
+def at_a_terminal(store: str, *words: str, answer: str) -> tuple[str, int]:
+    """What a person sees of a command in a process of its own, and its exit code."""
+    environment = example_process(store, NO_COLOR="1", DJANGO_COLORS="nocolor")
     pid, terminal = pty.fork()
-    if pid == 0:  # the child: a process of its own at a terminal of its own
-        os.environ.update(
-            EXAMPLE_DATA=str(settings.DATABASES["default"]["NAME"].parent), HEADGATE_STORE=store, NO_COLOR="1",
-            DJANGO_SETTINGS_MODULE="project.settings", DJANGO_COLORS="nocolor", PYTHONPATH=str(EXAMPLE),
-        )  # fmt: skip
-        os.execv(sys.executable, [sys.executable, "-m", "django", *words])
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "django", *words], environment)
     seen = b""
     answered = False
     with suppress(OSError):  # the terminal is gone with the child
@@ -102,28 +96,13 @@ def at_a_terminal(words: list[str], store: str, answer: str) -> tuple[str, int]:
     return seen.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(status)
 
 
-@pytest.fixture
-def terminal(store: str) -> Callable[..., tuple[str, int]]:
-    """Runs a command at a terminal, on the database and the store of the test."""
-    import shutil
-
-    from django.conf import settings
-    from django.db import connection
-
-    def run(*words: str, answer: str = "") -> tuple[str, int]:
-        with connection.cursor() as cursor:  # what is in the log of the database is in the copy too
-            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        shutil.copy(settings.DATABASES["default"]["NAME"], settings.DATABASES["default"]["NAME"].parent / "db.sqlite3")
-        return at_a_terminal([*words], store, answer)
-
-    return run
-
-
-def test_delete_asks_at_a_terminal(acme: Organization, terminal: Callable[..., tuple[str, int]]) -> None:
+def test_delete_asks_at_a_terminal(acme: Organization, store: str) -> None:
     manage("set_org_rate_limit", "acme-corp", "50")
     occupy(acme, 5)
-    assert terminal("delete_org_rate_limit", "org_a1b2c3d4e5f6g7h8", answer="n")[0].endswith("\n\nCancelled\n")
-    assert terminal("delete_org_rate_limit", "org_a1b2c3d4e5f6g7h8", answer="y") == (golden("delete"), 0)
+    assert at_a_terminal(store, "delete_org_rate_limit", "org_a1b2c3d4e5f6g7h8", answer="n")[0].endswith(
+        "\n\nCancelled\n"
+    )
+    assert at_a_terminal(store, "delete_org_rate_limit", "org_a1b2c3d4e5f6g7h8", answer="y") == (golden("delete"), 0)
     assert tenants().values() == {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,13 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.test import override_settings
 
 from headgate.contrib.django import keep, slot, slot_lost, tenants
 from headgate.contrib.django.models import Organization
-from tests.contrib.django.conftest import used
-from tests.contrib.django.settings import EXAMPLE
+from tests.contrib.django.conftest import example_process, used
 from tests.support.waiting import until
 
 
@@ -85,10 +82,7 @@ with keep(sys.argv[1], lease=float(sys.argv[2])):
 
 
 def worker(id: str, lease: float, store: str) -> subprocess.Popen[str]:
-    env = {
-        **os.environ, "HEADGATE_STORE": store, "DJANGO_SETTINGS_MODULE": "project.settings", "PYTHONPATH": str(EXAMPLE),
-        "EXAMPLE_DATA": str(settings.DATABASES["default"]["NAME"].parent),
-    }  # fmt: skip
+    env = example_process(store)
     return subprocess.Popen([sys.executable, "-c", WORKER, id, str(lease)], env=env, stdout=subprocess.PIPE, text=True)
 
 

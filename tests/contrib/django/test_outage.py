@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -10,13 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.conf import settings
-from django.db import connection
 
 from headgate.contrib.django import LimitReached, complete, slot, tenants
 from headgate.contrib.django.models import Organization, OrganizationRateLimit
-from tests.contrib.django.conftest import occupy, used
-from tests.contrib.django.settings import EXAMPLE
+from tests.contrib.django.conftest import example_process, occupy, used
 from tests.contrib.django.test_views import run
 from tests.support.servers import Server
 from tests.support.waiting import DECIDED, timed, until
@@ -116,16 +112,7 @@ def test_contention_never_opens_the_gate(
     """Three processes with eight threads each ask for one organisation at once: 20 are let in, and no more."""
     if url == "redis":
         store = request.getfixturevalue("redis").url
-    env = {
-        **os.environ, "HEADGATE_STORE": store, "PYTHONPATH": str(EXAMPLE), "DJANGO_SETTINGS_MODULE": "project.settings",
-        "EXAMPLE_DATA": str(settings.DATABASES["default"]["NAME"].parent), "EXAMPLE_LOG": "CRITICAL",
-    }  # fmt: skip
-    import shutil
-
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    name = settings.DATABASES["default"]["NAME"]
-    shutil.copy(name, name.parent / "db.sqlite3")
+    env = example_process(store, EXAMPLE_LOG="CRITICAL")
     processes = [
         subprocess.Popen([sys.executable, "-c", FLOOD, str(number)], env=env, stdin=subprocess.PIPE,
                          stdout=subprocess.PIPE, text=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate.contrib.django.models import Organization, OrganizationRateLimit
-from tests.contrib.django.conftest import occupy
-from tests.contrib.django.settings import EXAMPLE
+from tests.contrib.django.conftest import example_process, occupy
 from tests.contrib.django.test_commands import manage
 from tests.support.postgres import Postgres, started
 from tests.support.servers import Server, packed
@@ -58,9 +56,7 @@ def postgres() -> Iterator[Postgres]:
 
 def example(address: str, data: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of the example on PostgreSQL."""
-    env = {**os.environ, "EXAMPLE_POSTGRES": address, "EXAMPLE_DATA": str(data), "PYTHONPATH": str(EXAMPLE),
-           "DJANGO_SETTINGS_MODULE": "project.settings"}  # fmt: skip
-    env.pop("HEADGATE_STORE", None)
+    env = example_process(f"sqlite:///{data / 'headgate.db'}", EXAMPLE_POSTGRES=address)
     return subprocess.run(
         [sys.executable, "-m", "django", *words], env=env, capture_output=True, text=True, timeout=120, check=False
     )
