@@ -40,7 +40,7 @@ class Kept:
         self.due = 0.0
 
     def renew(self) -> None:
-        """Renew it now, for one lease from now on. Called by the thread that keeps it."""
+        """Renew it now, for one lease from now on. Called on entering, and then by the thread that keeps it."""
         now = monotonic()
         if now >= self.until:
             log.error("run %s has been kept for %s hours: no longer", self.id, conf.number(conf.TTL_HOURS))
@@ -57,6 +57,7 @@ class Kept:
             self.due = now + min(RETRY, self.lease / 6)
 
     def __enter__(self) -> Kept:
+        self.renew()
         _renewals().add(self)
         return self
 
@@ -66,12 +67,16 @@ class Kept:
         _renewals().remove(self)
 
     async def __aenter__(self) -> Kept:
-        return self.__enter__()
+        from asyncio import to_thread
+
+        await to_thread(self.renew)
+        _renewals().add(self)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.__exit__(kind, error, trace)
+        _renewals().remove(self)
 
 
 class _Renewals:
@@ -127,8 +132,8 @@ def _renewals() -> _Renewals:
 def keep(execution_id: object, *, lease: str | float | None = None, tenants: Tenants | None = None) -> Kept:
     """Renew a run's slot while the block runs: `with keep(execution_id): …`, in the worker. It does not release it.
 
-    The first renewal counts from the beginning of the block, further ones come every third of `lease` (default: the
-    setting's, 10 minutes). If the worker dies, the slot is back after one lease. A slot that was lost is not taken again:
-    `kept.lost` and the signal `slot_lost` tell of it.
+    The first renewal is made on entering, further ones come every third of `lease` (default: the setting's, 10 minutes).
+    If the worker dies, the slot is back after one lease. A slot that was lost is not taken again: `kept.lost` (true from
+    the beginning where the run has waited in its queue for longer than its lease) and the signal `slot_lost` tell of it.
     """
     return Kept(str(execution_id), lease, tenants)

@@ -31,10 +31,18 @@ def work(seconds: float) -> None:
             if run is None:
                 time.sleep(0.05)
                 continue
-            with keep(
-                run.id
-            ):  # a run that takes longer than the lease keeps its slot; a worker that dies gives it back
-                time.sleep(random.uniform(0.5, 1.5) * seconds)
-            run.update_execution("completed")
+            length = random.uniform(0.5, 1.5) * seconds
+            if run.source != "api":
+                time.sleep(length)
+                run.update_execution("completed")
+                continue
+            # A run longer than its lease keeps its slot; a worker that dies gives it back.
+            with keep(run.id) as kept:
+                if not kept.lost:  # else it has waited in the queue for longer than its lease
+                    time.sleep(length)
+            if kept.lost:
+                WorkflowExecution.objects.filter(pk=run.pk).update(status="expired")
+            else:
+                run.update_execution("completed")
         except OperationalError:  # SQLite was locked for too long
             connection.close()

@@ -20,15 +20,16 @@ class Command(BaseCommand):
 
     def handle(self, *args, lost_for: float, **options) -> None:
         moments = defaultdict(list)
-        counts: dict[str, dict[str, int]] = defaultdict(lambda: {"accepted": 0, "ended": 0})
+        counts: dict[str, dict[str, int]] = defaultdict(lambda: {"accepted": 0, "ended": 0, "expired": 0})
         runs = WorkflowExecution.objects.filter(source="api").values_list(
-            "organization__name", "accepted_at", "ended_at"
+            "organization__name", "accepted_at", "ended_at", "status"
         )
-        for name, accepted, ended in runs:
+        for name, accepted, ended, status in runs:
             for which in (name, "all"):
                 moments[which] += [(accepted, 1), (accepted + lost_for if ended is None else ended, -1)]
                 counts[which]["accepted"] += 1
                 counts[which]["ended"] += ended is not None
+                counts[which]["expired"] += status == "expired"
         books = {which: {**counts[which], "most_at_once": most(moments[which])} for which in counts}
         self.stdout.write(json.dumps({"at": time.monotonic(), "books": books}))
 
