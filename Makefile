@@ -77,6 +77,9 @@ demo: $(SETUP) ## See the promise: the same work without Headgate and with it (u
 demo-django: $(SETUP) ## See tenants in Django: two server processes, 60 requests of three organizations at once (under a minute)
 	$(PY) examples/django_api/demo.py $(ARGS)
 
+matrix-django: $(SETUP) ## Run the tests of the Django app on Django 4.2 and 5.2, and on 6 where a newer Python is installed
+	$(PY) tests/contrib/django/matrix.py $(ARGS)
+
 bench: $(BENCH) ## Measure against floors and peers (ARGS="--quick", ARGS="--write docs/benchmarks.md")
 	$(PY) -m benchmarks $(ARGS)
 
@@ -87,5 +90,5 @@ mutants: $(SETUP) ## Plant bugs in the core, one at a time, and see the suite fi
 	$(PY) tests/mutants.py $(ARGS)
 
 clean: ## Remove .venv and everything built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
