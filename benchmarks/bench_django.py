@@ -42,7 +42,7 @@ def ours(server: Server, limit: int, total: int) -> tuple[Take, End]:
         except LimitReached:
             return False
 
-    return take, lambda org, id: release(id, owner=owner)
+    return take, lambda org, id: release(id, tenants=owner)
 
 
 def theirs(server: Server, limit: int, total: int, blocking: float = 5.0) -> tuple[Take, End]:

@@ -18,7 +18,7 @@ def limits() -> list[Concurrency]:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_release_by_id_that_the_store_could_not_be_told_is_told_when_it_is_back(kind: str) -> None:
     with Server() as server:
-        gate = Gate("later", limits(), store=server.url)
+        gate = Gate("later", limits(), store=f"{server.url}?timeout=2s")
         gate.acquire(id="run-1", renew=False)
         gate.acquire(id="run-2", renew=False)
         server.freeze()
@@ -27,7 +27,7 @@ def test_a_release_by_id_that_the_store_could_not_be_told_is_told_when_it_is_bac
         if kind == "sync":
             assert gate.release("run-1", later=True) is True
         else:
-            aio = AsyncGate("later", limits(), store=server.url)
+            aio = AsyncGate("later", limits(), store=f"{server.url}?timeout=2s")
 
             async def release() -> bool:
                 return await aio.release("run-1", later=True)

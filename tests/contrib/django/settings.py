@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "django_api"
@@ -29,4 +30,5 @@ LOGGING_CONFIG = None
 HEADGATE_STORE = f"sqlite:///{_folder / 'headgate.db'}"
 HEADGATE_TENANTS: dict[str, object] = {}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-TASKS = {"default": {"BACKEND": "django_tasks.backends.immediate.ImmediateBackend"}}
+if find_spec("django.tasks") is None:  # Django 6 has them, and runs them at once by default
+    TASKS = {"default": {"BACKEND": "django_tasks.backends.immediate.ImmediateBackend"}}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, Gate
+from tests.contrib.django.conftest import patient
 from tests.contrib.django.settings import EXAMPLE
 from tests.support import ROOT
 from tests.support.servers import Server
@@ -34,7 +35,7 @@ def site(kind: str, folder: Path, processes: int, total: int, lease: float) -> I
     from demo import Site
 
     with ExitStack() as stack:
-        url = f"sqlite:///{folder / 'headgate.db'}" if kind == "sqlite" else waiting_for(stack.enter_context(Server()))
+        url = f"sqlite:///{folder / 'headgate.db'}" if kind == "sqlite" else patient(stack.enter_context(Server()))
         limits = {
             "API_DEPLOYMENT_DEFAULT_RATE_LIMIT": str(DEFAULT), "API_DEPLOYMENT_GLOBAL_RATE_LIMIT": str(total),
             "HEADGATE_STORE": url, "EXAMPLE_LEASE": f"{lease}s", "EXAMPLE_LOG": "WARNING",
@@ -46,11 +47,6 @@ def site(kind: str, folder: Path, processes: int, total: int, lease: float) -> I
         stack.enter_context(fleet)
         rules = [Concurrency(DEFAULT, name="org", by="org"), Concurrency(total, name="global")]
         yield fleet, Gate("api-deployment", rules, store=url)
-
-
-def waiting_for(server: Server) -> str:
-    """Nothing is to fail here: on a busy machine a healthy server may take seconds to answer."""
-    return f"{server.url}?timeout=60s"
 
 
 def load(fleet: Any, groups: list[dict[str, Any]], seconds: float) -> subprocess.Popen[str]:

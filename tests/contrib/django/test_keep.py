@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from django.test import override_settings
 
 from headgate.contrib.django import keep, slot, slot_lost, tenants
 from headgate.contrib.django.models import Organization
-from tests.contrib.django.conftest import example_process, used
+from tests.contrib.django.conftest import example_process, patient, used
+from tests.support import ROOT
+from tests.support.servers import Server
 from tests.support.waiting import until
 
 
@@ -184,6 +187,38 @@ def test_a_celery_task_that_is_no_run_is_left_alone(acme: Organization, celery: 
 
     mail.apply(kwargs={"to": "x"})
     assert used(acme) == 1
+
+
+@pytest.mark.slow
+def test_a_real_celery_worker_completes_runs_that_end_fail_die_or_are_revoked(
+    acme: Organization, redis: Server
+) -> None:
+    """Each slot is back although its lease is of 10 minutes; that of a process that died too, since Celery tells of it."""
+    from celery import Celery
+
+    env = example_process(patient(redis), TEST_BROKER=redis.url)
+    env["PYTHONPATH"] = os.pathsep.join((env["PYTHONPATH"], str(ROOT)))
+    app = Celery("runs", broker=redis.url, set_as_current=False)
+    words = ["-A", "tests.contrib.django.celery_app", "worker", "--pool", "prefork", "--concurrency", "2",
+             "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR"]  # fmt: skip
+    worker = subprocess.Popen([sys.executable, "-m", "celery", *words], env=env, cwd=ROOT)
+    try:
+        for what in ("end", "fail", "die"):
+            slot(acme, what).take()
+            app.send_task("run", kwargs={"execution_id": what, "what": what})
+            until(lambda: used(acme) == 0, seconds=240)
+        slot(acme, "hang", lease="1h").take()
+        task = app.send_task("run", kwargs={"execution_id": "hang", "what": "hang"})
+        until(lambda: 0 < ends_in("hang") <= 600, seconds=240)  # it runs: its worker keeps it
+        app.control.revoke(task.id, terminate=True)
+        until(lambda: used(acme) == 0, seconds=240)
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(timeout=60)
+        finally:
+            worker.kill()
+        app.close()
 
 
 # --- Tasks ----------------------------------------------------------------------------------------------------------

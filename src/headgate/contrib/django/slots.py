@@ -12,7 +12,8 @@ from headgate.http.keys import key_value
 
 from . import conf
 from .signals import slot_released
-from .tenants import Tenants, tenants
+from .tenants import Tenants
+from .tenants import tenants as from_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Slot:
             ended = permit.release(outcome)
             slot_released.send_robust(sender=Slot, execution_id=None, ended=ended)
         else:
-            release(self.id, outcome, self.tenants)
+            release(self.id, outcome, tenants=self.tenants)
 
     # --- for _HandOver -------------------------------------------------------------------------------------------
 
@@ -150,14 +151,14 @@ class SlotRequest:
 
     def take(self) -> Slot:
         """Ask now. Raises LimitReached; the caller releases what it gets."""
-        owner = self._owner or tenants()
+        owner = self._owner or from_settings()
         permit = owner.ask(self._organization, **self._terms(owner))
         self._slot = Slot(owner, self._organization, permit, self._id)
         return self._slot
 
     async def atake(self) -> Slot:
         """`take` for asyncio."""
-        owner = self._owner or tenants()
+        owner = self._owner or from_settings()
         permit = await owner.aask(self._organization, **self._terms(owner))
         self._slot = Slot(owner, self._organization, permit, self._id)
         return self._slot
@@ -198,13 +199,13 @@ def slot(
     return SlotRequest(tenants, organization, None if id is None else str(id), holder, lease)
 
 
-def release(execution_id: object, outcome: str = "ok", owner: Tenants | None = None) -> bool:
+def release(execution_id: object, outcome: str = "ok", *, tenants: Tenants | None = None) -> bool:
     """Release a run's slot now, from any process; False where there was none. `complete` does it after commit.
 
     A store that cannot be reached is told when it is back, by this process; where that has gone, the lease runs out.
     """
     id = str(execution_id)
-    ended = (owner or tenants()).gate.release(key_value(id), outcome, later=True)
+    ended = (tenants or from_settings()).gate.release(key_value(id), outcome, later=True)
     slot_released.send_robust(sender=Slot, execution_id=id, ended=ended)
     return ended
 
@@ -216,7 +217,7 @@ def complete(
 
     def end() -> None:
         try:
-            release(execution_id, outcome, tenants)
+            release(execution_id, outcome, tenants=tenants)
         except HeadgateError:
             # The run is over and its result is committed: that must not fail for this. The lease gives the slot back.
             log.exception("run %s has ended, and its slot could not be released", execution_id)
@@ -224,9 +225,9 @@ def complete(
     transaction.on_commit(end, using=using)
 
 
-async def acomplete(execution_id: object, outcome: str = "ok", *, owner: Tenants | None = None) -> bool:
+async def acomplete(execution_id: object, outcome: str = "ok", *, tenants: Tenants | None = None) -> bool:
     """Release a run's slot from async code, at once: Django's transactions are not async, so there is none to wait for."""
     id = str(execution_id)
-    ended = await (owner or tenants()).async_gate.release(key_value(id), outcome, later=True)
+    ended = await (tenants or from_settings()).async_gate.release(key_value(id), outcome, later=True)
     slot_released.send_robust(sender=Slot, execution_id=id, ended=ended)
     return ended

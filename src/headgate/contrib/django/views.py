@@ -57,7 +57,7 @@ def limited(
             view, organization=organization, validate=validate, execution_id=execution_id, methods=methods,
             tenants=tenants,
         )  # fmt: skip
-    steps = _Steps(organization, validate, execution_id, methods, tenants)
+    steps = _Steps(organization, methods, tenants)
     if iscoroutinefunction(view):
 
         @wraps(view)
@@ -121,11 +121,9 @@ async def _value(value: Any) -> Any:
 
 
 class _Steps:
-    """What comes before the slot."""
+    """Which requests need a slot, and whose they are."""
 
-    def __init__(
-        self, organization: Any, validate: Any, execution_id: Any, methods: Any, tenants: Tenants | None
-    ) -> None:
+    def __init__(self, organization: Any, methods: tuple[str, ...] | None, tenants: Tenants | None) -> None:
         self._organization, self._methods, self._tenants = organization, methods, tenants
 
     def concerns(self, request: Any) -> bool:
