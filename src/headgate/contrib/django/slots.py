@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headgate import AsyncPermit, Permit
+    from headgate.kernel.model import OutcomeName
 
 log = logging.getLogger("headgate.django")
 
@@ -63,13 +64,13 @@ class Slot:
             self._state = HANDING_OVER
         transaction.on_commit(_HandOver(self, dispatch), using=using)
 
-    def release(self, outcome: str = "ok") -> None:
+    def release(self, outcome: OutcomeName = "ok") -> None:
         """Release it now, if it is this block's to release. Twice is harmless."""
         if self._state == HELD:
             self._state = ENDED
             self._end(outcome)
 
-    async def arelease(self, outcome: str = "ok") -> None:
+    async def arelease(self, outcome: OutcomeName = "ok") -> None:
         """`release` for asyncio."""
         if self._state != HELD:
             return
@@ -78,7 +79,7 @@ class Slot:
         ended = await permit.release(outcome)
         slot_released.send_robust(sender=Slot, execution_id=self.id, ended=ended)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: OutcomeName) -> None:
         permit: Any = self._permit
         if self.id is None:
             ended = permit.release(outcome)
@@ -199,7 +200,7 @@ def slot(
     return SlotRequest(tenants, organization, None if id is None else str(id), holder, lease)
 
 
-def release(execution_id: object, outcome: str = "ok", *, tenants: Tenants | None = None) -> bool:
+def release(execution_id: object, outcome: OutcomeName = "ok", *, tenants: Tenants | None = None) -> bool:
     """Release a run's slot now, from any process; False where there was none. `complete` does it after commit.
 
     A store that cannot be reached is told when it is back, by this process; where that has gone, the lease runs out.
@@ -211,7 +212,7 @@ def release(execution_id: object, outcome: str = "ok", *, tenants: Tenants | Non
 
 
 def complete(
-    execution_id: object, outcome: str = "ok", *, using: str = DEFAULT_DB_ALIAS, tenants: Tenants | None = None
+    execution_id: object, outcome: OutcomeName = "ok", *, using: str = DEFAULT_DB_ALIAS, tenants: Tenants | None = None
 ) -> None:
     """A run has ended: release its slot after commit, or at once outside a transaction. A rollback keeps the slot."""
 
@@ -225,7 +226,7 @@ def complete(
     transaction.on_commit(end, using=using)
 
 
-async def acomplete(execution_id: object, outcome: str = "ok", *, tenants: Tenants | None = None) -> bool:
+async def acomplete(execution_id: object, outcome: OutcomeName = "ok", *, tenants: Tenants | None = None) -> bool:
     """Release a run's slot from async code, at once: Django's transactions are not async, so there is none to wait for."""
     id = str(execution_id)
     ended = await (tenants or from_settings()).async_gate.release(key_value(id), outcome, later=True)
