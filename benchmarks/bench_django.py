@@ -122,7 +122,7 @@ def latencies(server: Server, quick: bool) -> Table:
         ["", "mean", "p50", "p99", "requests a second"],
         rows,
         f"Taking and releasing one slot, {CALLERS} threads of one process at once, {ORGANIZATIONS} organisations. A "
-        "thread that misses the seed's lock sleeps for 100 ms, so most requests are those of the few threads that are awake.",
+        "thread that misses the seed's lock sleeps for 100 ms, so most requests are those of the few that are awake.",
     )
 
 
