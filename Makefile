@@ -10,10 +10,10 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format fast chromium test demo bench soak mutants clean
+.PHONY: help setup lint format fast chromium test demo demo-django matrix-django bench soak mutants clean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(SETUP) ## Make .venv with what the tests need (PYTHON=python3.12 picks another Python)
 
@@ -74,6 +74,12 @@ test: lint chromium ## Lint, then all tests but the soak (under 10 minutes on tw
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)
 
+demo-django: $(SETUP) ## See tenants in Django: two server processes, 60 requests of three organizations at once (under a minute)
+	$(PY) examples/django_api/demo.py $(ARGS)
+
+matrix-django: $(SETUP) ## Run the tests of the Django app on Django 4.2 and 5.2, and on 6 where a newer Python is installed
+	$(PY) tests/contrib/django/matrix.py $(ARGS)
+
 bench: $(BENCH) ## Measure against floors and peers (ARGS="--quick", ARGS="--write docs/benchmarks.md")
 	$(PY) -m benchmarks $(ARGS)
 
@@ -84,5 +90,5 @@ mutants: $(SETUP) ## Plant bugs in the core, one at a time, and see the suite fi
 	$(PY) tests/mutants.py $(ARGS)
 
 clean: ## Remove .venv and everything built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,6 +66,8 @@ IMPURE = {
 # A third-party package is imported in one file; a framework that a whole package is written in, only in that package.
 FRAMEWORKS = {
     "django": "contrib/django/",
+    "rest_framework": "contrib/django/",
+    "asgiref": "contrib/django/",
     "click": "cli/",
     "rich": "cli/",
     "pytest": "testing/",

@@ -38,6 +38,11 @@ KINDS: dict[str, tuple[str, str]] = {
         'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
     ),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
+    "refused": ("warning", "gate {gate}: limit {limit} refused {key} ({used}/{value})"),
+    "shadow_refused": (
+        "warning",
+        "gate {gate}: limit {limit} would have refused {key} ({used}/{value}); let pass, in shadow mode",
+    ),
 }
 
 

@@ -370,6 +370,9 @@ def test_leases_are_listed_and_released(gates: Any) -> None:
         ("orgs", "two", {"org": "other"}),
     ]
     assert [lease["holder"] for lease in read("leases", "list", "orgs", "--key", "org=acme")["leases"]] == ["one"]
+    assert [lease["holder"] for lease in read("leases", "list", "--older-than", "0s")["leases"]] == ["one", "two"]
+    assert read("leases", "list", "--older-than", "1h")["leases"] == []
+    assert "--older-than" in run("leases", "list", "--older-than", "long").output
     assert permit.id in done("leases", "list", "orgs")
     assert done("leases", "release", "orgs", permit.id) == f"orgs: {permit.id} is released\n"
     assert run("leases", "release", "orgs", permit.id).exit_code == 1

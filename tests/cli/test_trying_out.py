@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import headgate
 from tests.support import ROOT
 from tests.support.command_line import done, read, run
 
@@ -97,6 +98,30 @@ def test_doctor_checks_local_shares_against_the_number_of_processes(tmp_path: Pa
     result = run("doctor", "--processes", "51")
     assert result.exit_code == 1
     assert "102%" in result.stdout
+
+
+def test_doctor_notes_a_total_that_its_tenants_are_expected_to_use_up(tmp_path: Path) -> None:
+    (tmp_path / "headgate.toml").write_text(
+        'store = "sqlite:///g.db"\n[gates.api]\n'
+        'limits = [{ concurrency = 5, name = "org", by = "org" }, { concurrency = 8, name = "global" }]\n'
+    )
+
+    def notes() -> list[str]:
+        return [check["detail"] for check in read("doctor")["checks"] if check["check"] == "gate api"]
+
+    gate = headgate.load()["api"]
+    assert notes() == []
+    for org in ("a", "b"):
+        gate.set_limit("org", 10, key={"org": org})
+    assert notes() == ["the limit 'global' of 8 is below the 20 that the 2 with values of their own may use"]
+    permits = [gate.acquire(key={"org": "a"}) for _ in range(7)]
+    assert notes()[1:] == ["the limit 'global' is at 7 of 8"]
+    for permit in permits:
+        permit.release()
+    for org in ("a", "b"):
+        gate.clear_limit("org", key={"org": org})
+    gate.set_limit("global", 4)
+    assert notes() == ["the limit 'global' of 4 is below the 5 that one org may use"]
 
 
 def test_doctor_says_what_is_wrong_with_the_configuration(tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ def test_a_refusal_names_the_limit_and_says_when(client: Client) -> None:
     assert refused.json["limit"] == "few"
     assert refused.json["gate"] == "few"
     assert 3500 < refused.json["retry_after"] < 3700
-    assert int(refused.headers["retry-after"]) == pytest.approx(refused.json["retry_after"], abs=1)
+    # Spread over the capacity to come, behind those that other tests had refused at this guard.
+    assert int(refused.headers["retry-after"]) >= int(refused.json["retry_after"])
     assert refused.headers["ratelimit"].startswith('"few";r=0;t=')
     assert refused.json["timing"] == "exact"
     assert refused.headers["ratelimit-policy"] == '"few";q=2;w=3600'

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 GATE = "headgate-doctor"
 #: Seconds by which the store's clock and this machine's may differ before it is worth a word.
 SKEW = 2.0
+#: From which share on a total is worth a word.
+BUSY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def examine(context: click.Context, processes: int | None, create: bool) -> Iter
         yield from _guarded([name for name in config if config[name].store == url], gates)
     for name in config:
         yield from _gate(config[name], processes)
+        yield from _totals(gates[name])
 
 
 def _clock() -> Check:
@@ -202,3 +205,28 @@ def _gate(spec: GateSpec, processes: int | None) -> Iterator[Check]:
         else:
             together = "" if processes == 1 else f", {processes} together {processes * float(share):.0%}"
             yield Check(name, "ok", detail + together)
+
+
+def _totals(gate: Gate) -> Iterator[Check]:
+    """A total that the tenants of a gate are expected to use up: by what they are allowed, and by what they use now."""
+    limits = gate.policy.limits
+    totals = [limit for limit in limits if limit.leased and limit.by is None]
+    per_tenant = [limit for limit in limits if limit.leased and limit.by is not None]
+    if not totals or not per_tenant:
+        return
+    try:
+        usage, overrides = gate.usage(), gate.overrides()
+    except HeadgateError:
+        return  # which the check of its store tells
+    name = f"gate {gate.name}"
+    for total in totals:
+        row = usage[total.name]
+        for limit in per_tenant:
+            own = [one.value for one in overrides if one.limit == limit.name and one.key is not None]
+            expected, of = max((limit.limit, f"one {limit.by}"), (sum(own), f"the {len(own)} with values of their own"))
+            if row.limit < expected:
+                detail = f"the limit {total.name!r} of {row.limit:g} is below the {expected:g} that {of} may use"
+                yield Check(name, "note", detail, f"headgate limits set {gate.name} {total.name} {expected * 1.25:.0f}")
+        if row.used >= BUSY * row.limit:
+            detail = f"the limit {total.name!r} is at {row.used:g} of {row.limit:g}"
+            yield Check(name, "note", detail, "raise it where that lasts: whoever comes beyond it is refused")

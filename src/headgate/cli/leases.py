@@ -6,6 +6,8 @@ from dataclasses import asdict
 
 import click
 
+from headgate import duration
+
 from . import params
 from .app import Failed
 
@@ -18,9 +20,12 @@ def leases() -> None:
 @leases.command("list")
 @params.optional_gate_argument
 @params.key_option
+@click.option("--older-than", metavar="DURATION", help="Only those held for at least so long, such as 1h.")
 @params.json_option
 @click.pass_context
-def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | None, as_json: bool) -> None:
+def list_leases(
+    context: click.Context, gate: str | None, key: dict[str, str] | None, older_than: str | None, as_json: bool
+) -> None:
     """List the live leases of all gates, or of GATE, the oldest first."""
     from rich.table import Table
 
@@ -35,11 +40,12 @@ def list_leases(context: click.Context, gate: str | None, key: dict[str, str] | 
         if by not in known:
             right = f"the keys are {', '.join(known)}" if known else "no limit there is kept by a key"
             raise click.UsageError(f"no limit is kept by {by!r}; {right}", context)
+    least = 0.0 if older_than is None else duration.parse(older_than, what="--older-than", zero=True) / 1_000_000
     found = [
         (name, holder)
         for name in names
         for holder in gates[name].holders()
-        if all(holder.key.get(by) == value for by, value in (key or {}).items())
+        if all(holder.key.get(by) == value for by, value in (key or {}).items()) and holder.held_for >= least
     ]
     if as_json:
         params.print_json({"leases": [{"gate": name} | asdict(holder) for name, holder in found]})

@@ -31,9 +31,10 @@ ENVIRONMENT: dict[str, str] = {
         "The store's URL; replaces the top-level `store` of the configuration file, not that of a gate. "
         "A relative path in it starts at the working directory."
     ),
+    "HEADGATE_PERMIT": "Not read, but set: the id of the permit, for the command of `headgate acquire GATE -- CMD`.",
     "HEADGATE_TOKEN": "The token for a guard, where a store's `http://` URL has none.",
 }
-"""Every environment variable that Headgate reads. `docs/reference/environment.md` repeats it; a test compares them."""
+"""Every environment variable that Headgate reads or sets. `docs/reference/environment.md` repeats it, by a test."""
 
 TOP_KEYS: dict[str, str] = {
     "store": "the URL of the store of every gate that names none itself",

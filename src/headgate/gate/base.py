@@ -443,6 +443,13 @@ class BaseGate(PolicyFollower, Inspection):
             raise error
         return SETTLED_LATER
 
+    def _released_later(self, command: Release, error: StoreUnavailable, later: bool) -> bool:
+        """A release by id that the store could not be told. It is told when the store is back, if that is wanted."""
+        if not later or (error.decided and command.actual is not None):
+            raise error
+        self._keeper.later(command)
+        return True
+
     # --- what the drivers share ----------------------------------------------------------------------------------
 
     def _must_wait(self, plan: Plan, reply: Any, wait: int | None) -> None:

@@ -332,11 +332,24 @@ class Gate(BaseGate):
         return self._explanation_of(self._run(self._question(cost, key, priority)))
 
     def release(
-        self, permit_id: str, outcome: OutcomeName = "ok", retry_after: float | None = None, cost: Cost | None = None
+        self,
+        permit_id: str,
+        outcome: OutcomeName = "ok",
+        retry_after: float | None = None,
+        cost: Cost | None = None,
+        later: bool = False,
     ) -> bool:
-        """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end."""
+        """End a permit by its id, from any process; `cost` is what it really cost. False when there was none to end.
+
+        Where the store cannot be reached, `later=True` has this process tell it when it is back, and returns True.
+        """
         command = self._release_of(permit_id, outcome, retry_after, cost)
-        return self._in_share(command) is not None or self._released(command, self._run(command))
+        if self._in_share(command) is not None:
+            return True
+        try:
+            return self._released(command, self._run(command))
+        except StoreUnavailable as error:
+            return self._released_later(command, error, later)
 
     def renew(self, permit_id: str, lease: Duration | None = None) -> float:
         """Renew a lease by its id, from any process; returns its new expiry in epoch seconds, or raises LeaseLost."""

@@ -9,15 +9,14 @@ holds it until the last byte of the response, or until the client disconnects. W
 from __future__ import annotations
 
 import asyncio
-from hashlib import blake2b
 
 from ..errors import Denied, HeadgateError, InvalidInput
 from ..gate import AsyncGate
 from ..http.headers import FRESH, RemainingHeaders, policy_field, with_limit
+from ..http.keys import key_value
 from ..http.problems import problem_of
 from ..http.report import REFUSALS
 from ..http.spread import Spread
-from ..kernel.plan import KEY_ALPHABET
 from .web import Disconnected, encode
 
 TYPE_CHECKING = False
@@ -44,13 +43,6 @@ KEPT = 65_536
 
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
 _OUTCOMES = {status: REFUSALS[status] for status in (429, 503, 504)}
-
-
-def key_value(value: str, secret: bool = False) -> str:
-    """A value that a client sent, as a key. One that is secret, too long or has other characters is hashed."""
-    if secret or not 0 < len(value) <= 200 or value.strip(KEY_ALPHABET):
-        return f"~{blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=12).hexdigest()}"
-    return value
 
 
 def from_header(name: str) -> KeyOf:

@@ -73,6 +73,12 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "Times that the store stopped answering, or a look at it failed.",
     ),
     "headgate_passed_open_total": ("counter", ("gate",), "Asks that were let pass uncounted while the store was away."),
+    "headgate_refused_total": ("counter", ("gate",), "Requests that a face of this process (Django) refused."),
+    "headgate_shadow_refused_total": (
+        "counter",
+        ("gate",),
+        "Requests that it would have refused, and let pass in shadow mode.",
+    ),
     "headgate_state_lost_total": ("counter", ("gate",), "Times that the store was found to have lost state."),
     "headgate_leases_lost_total": ("counter", ("gate",), "Leases that ended before their holders let go."),
     "headgate_dead_letters": (
@@ -88,6 +94,8 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
 _EVENTS = {
     "store_down": "headgate_store_errors_total",
     "passed_open": "headgate_passed_open_total",
+    "refused": "headgate_refused_total",
+    "shadow_refused": "headgate_shadow_refused_total",
     "state_lost": "headgate_state_lost_total",
     "lease_lost": "headgate_leases_lost_total",
 }

@@ -33,7 +33,7 @@ _FROM_WITH_VALUES = (
     "SELECT score, member, value FROM members WHERE space = ? AND score >= ? ORDER BY score, member LIMIT ?"
 )
 # The first two keep the place in the order, and do not touch the index; the third (re)places.
-_UPDATE = "UPDATE members SET value = ?3 WHERE space = ?1 AND member = ?2"
+_UPDATE = "UPDATE members SET value = ? WHERE space = ? AND member = ?"
 _SET = "INSERT INTO members VALUES (?, ?, NULL, ?) ON CONFLICT (space, member) DO UPDATE SET value = excluded.value"
 _PUT = (
     "INSERT INTO members VALUES (?, ?, ?, ?) "
@@ -320,8 +320,10 @@ class SqliteSpace:
                 execute(WIPE, (key.replace("/#", "/!"),))
         if len(self._changed) == 1:
             [(member, change)] = self._changed.items()
-            if change <= _TO_SET:
-                execute(_UPDATE if change == _TO_UPDATE else _SET, (key, member, encode(values[member])))
+            if change == _TO_UPDATE:
+                execute(_UPDATE, (encode(values[member]), key, member))
+            elif change == _TO_SET:
+                execute(_SET, (key, member, encode(values[member])))
             elif change == _TO_PUT:
                 execute(_PUT, (key, member, scores[member], encode(values[member])))
             elif not self._wiped:
@@ -329,8 +331,10 @@ class SqliteSpace:
             return 1
         rows: dict[str, list[tuple[Any, ...]]] = {_UPDATE: [], _SET: [], _PUT: [], _DELETE: []}
         for member, change in self._changed.items():
-            if change <= _TO_SET:
-                rows[_UPDATE if change == _TO_UPDATE else _SET].append((key, member, encode(values[member])))
+            if change == _TO_UPDATE:
+                rows[_UPDATE].append((encode(values[member]), key, member))
+            elif change == _TO_SET:
+                rows[_SET].append((key, member, encode(values[member])))
             elif change == _TO_PUT:
                 rows[_PUT].append((key, member, scores[member], encode(values[member])))
             elif not self._wiped:

@@ -1,0 +1,1 @@
+"""Headgate in frameworks of others, a package each. Nothing is imported here."""

@@ -1,0 +1,1 @@
+"""Replacements for existing systems, a module each, under the names that their users know."""
