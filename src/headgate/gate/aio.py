@@ -1,4 +1,7 @@
-"""`AsyncGate`: the driver for asyncio."""
+"""`AsyncGate`: the driver for asyncio.
+
+It is over 500 lines because every public method is here a second time, awaited; what they decide is in `base` and `flows`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a granted ask holds, until it ends with an outcome. `Permit` and `AsyncPermit` differ in how they wait, only.
 
-It is a little under 500 lines because what waits is written twice, once for threads and once to be awaited.
+It is a little over 500 lines because what waits is written twice, once for threads and once to be awaited.
 """
 
 from __future__ import annotations

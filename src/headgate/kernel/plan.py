@@ -4,7 +4,7 @@ A `Policy` is what a gate is made of: its limits, its priority classes, how long
 into a `Plan`: a tuple of steps, one per limit that the ask must pass. A class's share of a limit is one more step of the
 same kind with a state of its own; nothing else knows of shares.
 
-It is a little over 500 lines because policy, template and plan are one thing at three moments, and make each other.
+It is over 500 lines because policy, template and plan are one thing at three moments, and make each other.
 """
 
 from __future__ import annotations
