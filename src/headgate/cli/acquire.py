@@ -141,7 +141,9 @@ def run_under(
 
 def run(command: tuple[str, ...], signals: Signals, grace: float | None, permit_id: str) -> int:
     """Run a program to its end, forwarding signals. Returns its exit code, or minus the signal that killed it."""
-    child = subprocess.Popen(command, env={**os.environ, "HEADGATE_PERMIT": permit_id})
+    environment = dict(os.environ)
+    environment["HEADGATE_PERMIT"] = permit_id
+    child = subprocess.Popen(command, env=environment)
     kill_at: float | None = None
     while child.poll() is None:
         for number in signals.wait(None if kill_at is None else kill_at - monotonic()):

@@ -114,7 +114,7 @@ async def keys(guard: Guard, request: Request) -> Response:
     query = check_query(request, "limit", "top", "search")
     served, top = guard.served(request.params["gate"]), query.get("top", "10")
     limits = [limit.name for limit in served.policy.limits if limit.by] if "limit" not in query else [query["limit"]]
-    if not re.fullmatch(r"[0-9]{1,4}", top):
+    if not re.fullmatch(r"[1-9][0-9]{0,2}|1000", top):
         raise Problem(422, "invalid-input", f"top is a whole number from 1 to 1000, not {top!r:.80}")
     found = [row for limit in limits for row in await served.gate.keys(limit, int(top), query.get("search", ""))]
     return json_response({"gate": served.name, "keys": plain(found)})
