@@ -116,7 +116,10 @@ async def keys(guard: Guard, request: Request) -> Response:
     limits = [limit.name for limit in served.policy.limits if limit.by] if "limit" not in query else [query["limit"]]
     if not re.fullmatch(r"[1-9][0-9]{0,2}|1000", top):
         raise Problem(422, "invalid-input", f"top is a whole number from 1 to 1000, not {top!r:.80}")
-    found = [row for limit in limits for row in await served.gate.keys(limit, int(top), query.get("search", ""))]
+    search = query.get("search", "")
+    if len(search) > 200:
+        raise Problem(422, "invalid-input", "search has at most 200 characters, as a key has")
+    found = [row for limit in limits for row in await served.gate.keys(limit, int(top), search)]
     return json_response({"gate": served.name, "keys": plain(found)})
 
 
