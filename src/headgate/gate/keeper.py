@@ -85,6 +85,8 @@ class Keeper:
         self._later: list[Command] = []
         #: Gates whose lines no command has served in time.
         self._sweeps: dict[str, None] = {}
+        #: Held while the store decides for one of them.
+        self._sweeping = threading.RLock()
         self._refresh: dict[int, weakref.WeakMethod[Callable[[], float]]] = {}
         self._refresh_at: dict[int, float] = {}
         self.shortest = LONGEST
@@ -172,6 +174,12 @@ class Keeper:
         if gate not in self._sweeps:
             self._sweeps[gate] = None
             self.ring()
+
+    def drop_sweeps(self) -> None:
+        """The store is being closed: what a look has asked for must not open it again. Waits for one that is under way."""
+        self._sweeps.clear()
+        if not is_ending() and self._sweeping.acquire(timeout=LEAVING):
+            self._sweeping.release()
 
     def refresh(self, read: Callable[[], float]) -> None:
         """Call a bound method now and then; it returns the seconds until the next time."""
@@ -310,7 +318,10 @@ class Keeper:
         """Serve a line until nothing in it is due: a serving takes so many tickets of dead processes out of it."""
         try:
             for _ in range(AT_ONCE):
-                [pulse] = self.store.execute([Renew(gate)])
+                with self._sweeping:
+                    if gate not in self._sweeps:
+                        return  # dropped meanwhile
+                    [pulse] = self.store.execute([Renew(gate)])
                 if isinstance(pulse, BaseException) or pulse.timer_at > pulse.now:
                     break
         except HeadgateError:

@@ -65,14 +65,20 @@ class WakeSocket:
         """Send a datagram to the process of that name. Never blocks, never fails."""
         address = self._address(name)
         try:
-            if self._sender is None:
-                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                self._sender.setblocking(False)
-            self._sender.sendto(message, address)
+            # A local: another thread may close it meanwhile.
+            sender = self._sender or self._new_sender()
+            sender.sendto(message, address)
         except ConnectionRefusedError:
             _remove(address)  # its process was killed
         except OSError:
             pass  # it waits no more, or has so much to read that it will look anyway
+
+    def _new_sender(self) -> socket.socket:
+        with self._lock:  # of two threads that send their first one, one would leave its socket open
+            if (sender := self._sender) is None:
+                self._sender = sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                sender.setblocking(False)
+            return sender
 
     # --- receiving ----------------------------------------------------------------------------------------------
 

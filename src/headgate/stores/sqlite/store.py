@@ -282,6 +282,8 @@ class SqliteStore:
         from .. import forget_store
 
         forget_store(self)
+        if self.keeper is not None:
+            self.keeper.drop_sweeps()
         with self._lock:
             self._transactions.shut()
         self._waker.close()
