@@ -6,13 +6,17 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate import Denied, Gate, LeaseLost, Permit
 from headgate.events import Event, subscribe
+from headgate.gate.keeper import keeper_of
 from headgate.stores.memory import MemoryStore
+from headgate.stores.sqlite import SqliteStore
 from tests.support.gates import Crowd, slots
 from tests.support.waiting import until
 
@@ -183,3 +187,23 @@ def test_new_gates_that_come_while_others_wait_do_not_end_the_background(crowd: 
     renewed(permit)
     assert not permit.lost
     assert permit.release() is True
+
+
+def test_a_sweep_does_not_open_a_store_again_that_was_closed(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "g.db"))
+    gate = Gate("g", [slots(1)], store=store)
+    gate.usage()
+    keeper, execute, asked = keeper_of(store), store.execute, threading.Event()
+
+    def slowly(commands: Any) -> list[Any]:
+        asked.set()
+        time.sleep(0.2)
+        [pulse] = execute(commands)
+        return [replace(pulse, timer_at=pulse.now)]
+
+    store.execute = slowly  # type: ignore[method-assign]
+    keeper.sweep("g")
+    assert asked.wait(30)
+    store.close()
+    time.sleep(0.5)
+    assert store._transactions.file is None
