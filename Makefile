@@ -66,7 +66,7 @@ chromium:
 		echo "There is no Chromium here, so the dashboard is not looked at; on Debian and Ubuntu: apt-get install chromium" >&2; \
 	fi >/dev/null
 
-test: lint chromium ## Lint, then all tests but the soak (under 10 minutes on two cores; NO_APT=1 installs no browser)
+test: lint chromium ## Lint, then all tests but the soak (under 15 minutes on two cores; NO_APT=1 installs no browser)
 	@# In a folder of its own with a short name: sockets have paths of at most 107 characters.
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 		$(PY) -m pytest -n 3 --dist loadfile --durations=20 --basetemp="$$folder/t" $(ARGS)
