@@ -8,14 +8,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from http.client import HTTPConnection
-from typing import Any
 
 import pytest
 
-from tests.support import ROOT
-
-UPSTREAM = ROOT / "src" / "headgate" / "simulate" / "upstreams" / "window.py"
 SHORT = ["--limit", "40", "--window", "2s", "--calls", "120", "--seconds", "6s", "--workers", "2", "--threads", "6"]
 
 
@@ -85,27 +80,3 @@ def test_it_ends_with_a_table_where_there_is_no_terminal() -> None:
     assert re.search(r"^ +done +refused \(429\) +utilisation +seconds$", text, flags=re.MULTILINE)
     assert re.search(r"^headgate +120 +0 +\d+\.\d% +\d+\.\d$", text, flags=re.MULTILINE)
     assert re.search(r"^uncoordinated +\d+", text, flags=re.MULTILINE)
-
-
-def test_the_upstream_keeps_its_own_books_and_imports_nothing_of_headgate() -> None:
-    assert not re.search(r"^\s*(from|import) +(headgate|\.)", UPSTREAM.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    command = [sys.executable, str(UPSTREAM), "--limit", "3", "--per", "3600"]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        connection = HTTPConnection("127.0.0.1", int(server.stdout.readline()), timeout=60)
-
-        def get(path: str, method: str = "GET") -> tuple[int, Any]:
-            connection.request(method, path, body=b"work" if method == "POST" else None)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-        assert [get("/work", method)[0] for method in ("GET", "POST", "GET", "GET")] == [200, 200, 200, 429]
-        status, books = get("/books")
-        assert status == 200
-        assert (books["accepted"], books["refused"], books["limit"], books["per"]) == (3, 1, 3, 3600)
-        assert len(books["accepted_at"]) == 3
-        connection.close()
-    finally:
-        server.communicate(timeout=120)
-    assert server.returncode == 0

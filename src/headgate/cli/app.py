@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "bench"),
     "doctor": ("doctor", "doctor"),
     "demo": ("demo", "demo"),
+    "upstream": ("upstream", "upstream"),
     "serve": ("serve", "serve"),
     "token": ("token", "token"),
 }

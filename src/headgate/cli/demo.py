@@ -1,25 +1,22 @@
 """`headgate demo`: worker processes against an upstream that keeps its own books, without Headgate and with it.
 
-The upstream is `simulate/upstreams/window.py` in a process of its own, a fresh one for each run; the figures of the table
-are its count. The workers are processes too. First each is on its own, and backs off when it is refused; then they share
-a gate whose state is in a SQLite file.
+The upstream is `window` of `simulate/upstreams` in a process of its own, a fresh one for each run; the figures of the
+table are its count. The workers are processes too. First each is on its own, and backs off when it is refused; then they
+share a gate whose state is in a SQLite file.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-import headgate
 from headgate import InvalidInput, duration
+from headgate.simulate import upstreams
 
 from . import params
 from .app import Failed
@@ -27,7 +24,7 @@ from .demo_workers import Caller, Setting, work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from rich.console import Console
@@ -99,8 +96,9 @@ def demonstrate(setting: Setting, show: Show) -> list[tuple[str, dict[str, Any]]
             worker.start()
         try:
             for number, name in enumerate(RUNS):
-                with upstream(setting) as port:
-                    ports[number] = port
+                policy = f"requests={setting.limit}/{duration.render(round(setting.per * 1e6))},sliding"
+                with upstreams.start_process("window", [policy]) as upstream:
+                    port = ports[number] = upstream.port
                     longest = setting.seconds if number == 0 else setting.calls / setting.limit * setting.per + 10
                     rows.append((name, one_run(setting, name, port, barrier, deadlines[number], longest, show)))
             for worker in workers:
@@ -140,33 +138,13 @@ def one_run(
     threading.Thread(target=wait, daemon=True).start()
     caller = Caller(port)
     while not finished.wait(0.2):
-        show.progress(name, json.loads(caller.get("/books")[1]), time.monotonic() - begun)
-    page: dict[str, Any] = json.loads(caller.get("/books")[1])
+        show.progress(name, json.loads(caller.get("/_books")[1]), time.monotonic() - begun)
+    page: dict[str, Any] = json.loads(caller.get("/_books")[1])
     caller.close()
     if failed:
         raise Failed(f"the {name} run did not end; {page['accepted']} of {setting.calls} calls were made")
     show.progress(name, page, time.monotonic() - begun, done=True)
     return page
-
-
-@contextmanager
-def upstream(setting: Setting) -> Iterator[int]:
-    """A new upstream process; yields its port. It is run by its path, so that nothing of Headgate is loaded there."""
-    program = str(Path(headgate.__file__).parent / "simulate" / "upstreams" / "window.py")
-    command = [sys.executable, program, "--limit", str(setting.limit), "--per", repr(setting.per)]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdin is not None
-    assert server.stdout is not None
-    try:
-        yield int(server.stdout.readline())
-    finally:
-        server.stdin.close()
-        server.stdout.close()
-        try:
-            server.wait(5)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 # --- output -------------------------------------------------------------------------------------------------------

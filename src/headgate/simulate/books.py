@@ -67,6 +67,10 @@ class Book:
         """Nanoseconds until this would be accepted if no other call came: the `Retry-After` of a 429."""
         return 0
 
+    def left(self, at: int, age: int) -> float:
+        """How many units would be accepted now."""
+        raise NotImplementedError
+
     def least_span(self, units: float, work: float) -> float:
         """The shortest time, in seconds, from the first to the last acceptance of so many units and seconds of work."""
         raise NotImplementedError
@@ -116,6 +120,10 @@ class SlidingWindow(Book):
                 return last + self.per - at
         return 0 if over <= 1e-9 else self.per
 
+    def left(self, at: int, age: int) -> float:
+        self.room(at, age, 0.0)
+        return max(0.0, self.limit(age) - self._inside)
+
     def least_span(self, units: float, work: float) -> float:
         return self._time_for(max(0.0, units - self.steps[0][1]), self.per / NANO)
 
@@ -140,6 +148,10 @@ class CalendarWindow(Book):
 
     def frees_in(self, at: int, age: int, units: float) -> int:
         return self.per - at % self.per
+
+    def left(self, at: int, age: int) -> float:
+        self.room(at, age, 0.0)
+        return max(0.0, self.limit(age) - self._inside)
 
     def least_span(self, units: float, work: float) -> float:
         # At best the first period's lot goes at its very end, and the last one's at its very beginning.
@@ -170,6 +182,10 @@ class TokenBucket(Book):
     def frees_in(self, at: int, age: int, units: float) -> int:
         return int((units - self._tokens) * self.per / self.limit(age)) + 1
 
+    def left(self, at: int, age: int) -> float:
+        self.room(at, age, 0.0)
+        return max(0.0, self._tokens)
+
     def least_span(self, units: float, work: float) -> float:
         return self._time_for(max(0.0, units - self._size), self.per / NANO)
 
@@ -191,6 +207,9 @@ class Slots(Book):
 
     def leave(self) -> None:
         self._busy -= 1
+
+    def left(self, at: int, age: int) -> float:
+        return max(0.0, self.limit(age) - self._busy)
 
     def least_span(self, units: float, work: float) -> float:
         return self._time_for(work, 1.0)
