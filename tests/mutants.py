@@ -86,6 +86,13 @@ MUTANTS = [
         "a late release ends no other permit under the same id",
     ),
     Mutant(
+        "pending-release-ends-another-permit",
+        "kernel/commands/settle.py",
+        "        if not self.ago or self.policy.waiting",
+        "        if self.ago or self.policy.waiting",
+        "a release by id that is told late ends no permit that was granted after it was said",
+    ),
+    Mutant(
         "late-renewal-takes-another-lease",
         "kernel/commands/renew.py",
         "if permit is not None and (permit.ended or permit.fence != fence):",

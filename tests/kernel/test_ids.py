@@ -29,6 +29,10 @@ DEEDS = st.one_of(
     st.tuples(st.just("ask"), NAMED),
     st.tuples(st.just("cancel"), NAMED),
     st.tuples(st.just("release"), st.sampled_from("xymn")),
+    # Said so long ago, and told only now: the id may be another permit's since.
+    st.tuples(
+        st.just("late"), st.tuples(st.sampled_from("xymn"), st.sampled_from([1, SECOND, 4 * SECOND, 6 * SECOND]))
+    ),
     # By the holder of one of the last grants, which may have ended long ago.
     st.tuples(st.just("end"), st.integers(0, 5)),
     st.tuples(st.just("renew"), st.integers(0, 5)),
@@ -82,6 +86,14 @@ class IdHistory:
     def release(self, id: str) -> None:
         ended = self.store.decide(Release(POLICY, id, "ok"))
         permit = self.oracle.of(id, self.clock())
+        self.same("whether it was there", not ended.lost, permit is not None and self.oracle.end(permit, self.clock()))
+
+    def late(self, what: tuple[str, int]) -> None:
+        id, ago = what
+        ended = self.store.decide(Release(POLICY, id, "ok", ago=ago))
+        permit = self.oracle.of(id, self.clock())
+        if permit is not None and permit.granted > self.clock() - ago:
+            permit = None  # it came after the release was said
         self.same("whether it was there", not ended.lost, permit is not None and self.oracle.end(permit, self.clock()))
 
     def end(self, number: int) -> None:

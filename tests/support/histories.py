@@ -185,7 +185,7 @@ ENDING = (
     st.tuples(st.just("settle"), NUMBER, OUTCOME, DELAY),
     st.tuples(st.just("confirm"), NUMBER),
     st.tuples(st.just("actual"), NUMBER, AMOUNT, st.none() | OUTCOME),
-    st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT),
+    st.tuples(st.just("release"), NUMBER, OUTCOME, DELAY, st.none() | AMOUNT, st.sampled_from([0, 0, 1, SECOND])),
     st.tuples(st.just("stamp"), NUMBER, st.booleans(), st.sampled_from([0, 0, 0, SECOND // 5, 2 * SECOND])),
     st.tuples(st.just("late"), NUMBER, st.none() | OUTCOME),
     st.tuples(st.just("cancel"), NUMBER),
@@ -223,7 +223,7 @@ def usual_deed(numbers: Random) -> tuple[Any, ...]:
             ("stand", some_ask(numbers), session),
             ("stand", some_ask(numbers), session),
             ("settle", number, numbers.choice(["ok", "unsent"]), 0),
-            ("release", number, numbers.choice(["ok", "unsent"]), 0, None),
+            ("release", number, numbers.choice(["ok", "unsent"]), 0, None, numbers.choice([0, 0, SECOND])),
             ("stamp", number, numbers.random() < 0.5, numbers.choice([0, 0, SECOND])),
             ("again", number),
             ("take", session),
@@ -364,7 +364,7 @@ class History:
         if deed == "release":
             ask = self._some(rest[0])
             actual = None if rest[3] is None else {self._unit(ask): rest[3]}
-            return Release(ask.plan.policy, ask.id, rest[1], rest[2], actual)
+            return Release(ask.plan.policy, ask.id, rest[1], rest[2], actual, rest[4])
         if deed == "cancel":
             ask = self._some(rest[0])
             self.standing.pop(ask.id, None)

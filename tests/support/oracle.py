@@ -390,6 +390,7 @@ class Admission:
     asks: set[str]
     expires: int
     ended: int | None = None
+    granted: int = 0
 
     def over_at(self, now: int) -> int | None:
         """When it was over, if it is."""
@@ -438,7 +439,7 @@ class IdsOracle:
         if permit is None:
             if len(self.live(now)) >= self.slots:
                 return "wait"
-            permit = Admission(id, set(), now + self.lease)
+            permit = Admission(id, set(), now + self.lease, granted=now)
             self.permits.append(permit)
         permit.asks.add(name)
         return permit

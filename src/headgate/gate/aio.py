@@ -6,6 +6,7 @@ It is over 500 lines because every public method is here a second time, awaited;
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import suppress
 from time import monotonic
 
 from .. import duration
@@ -244,6 +245,9 @@ class AsyncGate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
+        if id is not None and (late := self._keeper.late_release(self.name, name)) is not None:
+            with suppress(StoreUnavailable):  # which the ask itself will find
+                await self._outage.guard_async(self._store, late)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
         begun, due = monotonic(), steady()
         try:

@@ -8,6 +8,7 @@ from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
 from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
 from ..kernel.why import why_ask, why_gate
 from .permit import checked_actual, tell_adapted
+from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +118,9 @@ class Inspection:
     def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:
         self._check_id("a permit is released", permit_id)
         delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
-        return Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
+        command = Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
+        command.asked = steady()
+        return command
 
     def _released(self, command: Release, ended: Ended) -> bool:
         """Whether there was a permit to end."""

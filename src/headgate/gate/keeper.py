@@ -16,15 +16,16 @@ from time import monotonic, sleep
 from ..background import is_ending, start_daemon
 from ..errors import HeadgateError
 from ..events import emit
-from ..kernel.commands import Renew
+from ..kernel.commands import Release, Renew
 from ..kernel.flows import CLOSED, SENT_AWAY
 from ..kernel.model import NEVER, SECOND
 from ..stores.base import at_fork
 from .outage import outages_of
+from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from ..kernel.commands import Command
@@ -128,7 +129,7 @@ class Keeper:
         left, self._later = self._later, []
         for at in range(0, len(left), AT_ONCE):
             with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
-                self._execute(left[at : at + AT_ONCE])
+                self._tell(left[at : at + AT_ONCE])
         if not self._gates:
             self.store.close()
 
@@ -166,8 +167,21 @@ class Keeper:
 
     def later(self, command: Command) -> None:
         """Have a command decided soon, and again until the store can be reached."""
+        if isinstance(command, Release) and not command.asked:
+            command.asked = steady() - command.ago
         self._later.append(command)
         self.ring()
+
+    def late_release(self, gate: str, id: str) -> Release | None:
+        """A release of this id that the store could not be told yet. An ask under the id has it told first.
+
+        It stays to be told: told twice, it ends nothing that was granted since.
+        """
+        for command in self._later[:]:  # its thread takes from it meanwhile
+            if isinstance(command, Release) and command.id == id and command.gate == gate:
+                self._say_how_late([command])
+                return command
+        return None
 
     def sweep(self, gate: str) -> None:
         """Have the line of a gate served soon: all that stand in it may be dead."""
@@ -282,7 +296,7 @@ class Keeper:
                 else:
                     self._refresh_at[key] = now + read()
         while together := (later := self._later)[:AT_ONCE]:
-            self._execute(together)
+            self._tell(together)
             del later[: len(together)]  # others add to its end meanwhile, or have taken it all
         for gate in list(self._sweeps):
             self._sweep(gate)
@@ -328,6 +342,18 @@ class Keeper:
             pass  # a token that may only look, or a store that is away: the next look tells again
         finally:
             self._sweeps.pop(gate, None)
+
+    def _tell(self, late: list[Command]) -> None:
+        """Have what could not be told before decided now."""
+        self._say_how_late(late)
+        self._execute(late)
+
+    def _say_how_late(self, late: Iterable[Command]) -> None:
+        """A release by id knows no fence: its id may be another permit's by now, which was granted after it was said."""
+        now = steady() - self.store.capabilities.clock_spread_us
+        for command in late:
+            if isinstance(command, Release):
+                command.ago = max(0, now - command.asked)
 
     def _execute(self, commands: list[Command]) -> list[Any]:
         replies = self.store.execute(commands)

@@ -140,6 +140,9 @@ class Gate(BaseGate):
         On a remote store most asks can go immediately, and need no flow.
         """
         name, terms = self._identify(plan, id, holder, lease)
+        if id is not None and (late := self._keeper.late_release(self.name, name)) is not None:
+            with suppress(StoreUnavailable):  # which the ask itself will find
+                self._outage.guard(self._store, late)
         cancel = undoing(plan, name, terms.attempt, terms.remembered)
         begun, due = monotonic(), steady()
         try:

@@ -209,9 +209,13 @@ class Settle(Command):
 
 
 class Release(Command):
-    """End a permit by its id alone, from any process. An id made here tells its key after a `~`."""
+    """End a permit by its id alone, from any process. An id made here tells its key after a `~`.
 
-    __slots__ = ("actual", "id", "outcome", "policy", "retry_after")
+    Where it could not be told when it was said, it was `ago` microseconds ago: a permit that was granted since is another
+    one, and stays. (On a promise gate nothing says when a promise was made, so whichever is there ends.)
+    """
+
+    __slots__ = ("actual", "ago", "asked", "id", "outcome", "policy", "retry_after")
 
     def __init__(
         self,
@@ -220,6 +224,7 @@ class Release(Command):
         outcome: str,
         retry_after: int = 0,
         actual: Mapping[str, float] | None = None,
+        ago: int = 0,
     ) -> None:
         self.gate = policy.name
         self.policy = policy
@@ -227,16 +232,25 @@ class Release(Command):
         self.outcome = checked_outcome(outcome)
         self.retry_after = retry_after
         self.actual = actual
+        self.ago = ago
+        #: When it was said by the caller's own clock, from which `ago` is made when it is sent late; 0: not known.
+        self.asked = 0
 
     def apply(self, now: int, records: Records) -> Ended:
         known = permit_of(records, self.id)
         permit = known or lease_of(records, self.policy, self.id)
-        if permit is None or (known is not None and known.ended):
+        if permit is None or (known is not None and known.ended) or self._came_later(permit.at, now, records):
             begin(now, records)
             return Ended(lost=True)
         plan = recall(records, permit.ref, self.policy)
         settle = Settle(plan, permit.at, self.id, self.outcome, True, self.retry_after, self.actual, permit.confirmed)
         return settle.apply(now, records)
+
+    def _came_later(self, granted_at: int, now: int, records: Records) -> bool:
+        """Whether a permit was granted after this release was said."""
+        if not self.ago or self.policy.waiting == "promise":
+            return False
+        return granted_at > max(now, records.head.now) - self.ago
 
 
 class Cancel(Command):

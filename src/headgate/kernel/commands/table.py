@@ -68,7 +68,7 @@ FORMS: dict[type[Command], CommandForm] = {
         ("plan", "at", "id", "outcome", "remembered", "retry_after", "actual", "confirmed", "worth", "fence"), later=1,
         script_fields=("ref", "keyed", "outcome", "remembered", "retry_after", "actual", "confirmed", "worth"),
     ),
-    Release: CommandForm("release", "r", "acquire", ("policy", "id", "outcome", "retry_after", "actual")),
+    Release: CommandForm("release", "r", "acquire", ("policy", "id", "outcome", "retry_after", "actual", "ago"), later=1),
     Cancel: CommandForm("cancel", "c", "acquire", ("policy", "id", "attempt", "answered"), later=2),
     Renew: CommandForm(
         "renew", "n", "acquire", ("gate", "session", "tickets", "lease_rows"),

@@ -175,10 +175,10 @@ class RequestReader:
             plan, at, _id(id, empty=True), outcome, bool(remembered), delay, amounts, confirmed, bool(worth), fence,
         )  # fmt: skip
 
-    def release(self, number: Any, id: Any, outcome: Any, retry_after: Any, actual: Any) -> Command:
+    def release(self, number: Any, id: Any, outcome: Any, retry_after: Any, actual: Any, ago: Any = 0) -> Command:
         policy = self.policy(number)
         delay = _int("retry_after", retry_after, 0, NEVER)
-        return Release(policy, _id(id), outcome, delay, _actual(policy, actual))
+        return Release(policy, _id(id), outcome, delay, _actual(policy, actual), _int("ago", ago, 0, NEVER))
 
     def cancel(self, number: Any, id: Any, attempt: Any = "", answered: Any = False) -> Command:
         return Cancel(self.policy(number), _id(id), _attempt(attempt), bool(answered))

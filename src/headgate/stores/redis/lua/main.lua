@@ -74,7 +74,7 @@ local function decide(now, common, id, argument, attempt, key)
     return settle(now, end_, plan_for(common[2], key), id, at, fence)
   end
   if op == 'r' then
-    return release(now, policy_of(common[2]), common[3], common[4], common[5], pairs_of(common[6]))
+    return release(now, policy_of(common[2]), common[3], common[4], common[5], pairs_of(common[6]), common[7])
   end
   if op == 'c' then return cancel(now, policy_of(common[2]), common[3], common[4], common[5]) end
   if op == 's' then return stamp(now, common) end

@@ -160,10 +160,15 @@ local function endings()
     return nil
   end
 
-  function release(now, policy, id, outcome, retry_after, actual)
+  -- Whether a permit was granted after a release was said that comes late, `ago` microseconds after it.
+  local function came_later(now, policy, granted_at, ago)
+    return ago ~= 0 and policy.waiting ~= 'promise' and granted_at > max(now, records.head.now) - ago
+  end
+
+  function release(now, policy, id, outcome, retry_after, actual, ago)
     local known = permits:get(id)
     local permit = known or lease_row(policy, id)
-    if not permit or known and known[6] then
+    if not permit or known and known[6] or came_later(now, policy, permit[2], ago) then
       begin(now)
       return 1
     end
@@ -205,7 +210,7 @@ local function endings()
     local attempts = permit and permit[9] or ''
     local alive = permit and permit_lives(permit, max(now, records.head.now))
     if not permit and attempt == '' or alive and attempts == attempt then
-      local reply = release(now, policy, id, 'unsent', 0, false)
+      local reply = release(now, policy, id, 'unsent', 0, false, 0)
       if not permit and reply % 2 == 1 and not answered then bury(name, records.head.now) end
       return reply
     end
