@@ -88,8 +88,8 @@ MUTANTS = [
     Mutant(
         "pending-release-ends-another-permit",
         "kernel/commands/settle.py",
-        "        if not self.ago or self.policy.waiting",
-        "        if self.ago or self.policy.waiting",
+        "        if not ago or self.policy.waiting",
+        "        if ago or self.policy.waiting",
         "a release by id that is told late ends no permit that was granted after it was said",
     ),
     Mutant(

@@ -25,7 +25,7 @@ from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from ..kernel.commands import Command
@@ -129,7 +129,7 @@ class Keeper:
         left, self._later = self._later, []
         for at in range(0, len(left), AT_ONCE):
             with suppress(HeadgateError):  # the store is away: leases and tickets end there by themselves
-                self._tell(left[at : at + AT_ONCE])
+                self._execute(left[at : at + AT_ONCE])
         if not self._gates:
             self.store.close()
 
@@ -167,8 +167,11 @@ class Keeper:
 
     def later(self, command: Command) -> None:
         """Have a command decided soon, and again until the store can be reached."""
-        if isinstance(command, Release) and not command.asked:
-            command.asked = steady() - command.ago
+        if isinstance(command, Release) and command.since is None:
+            # It knows no fence, and its id may be another permit's by the time it is told.
+            asked = command.asked or steady() - command.ago
+            spread = self.store.capabilities.clock_spread_us
+            command.since = lambda: max(0, steady() - asked - spread)
         self._later.append(command)
         self.ring()
 
@@ -179,7 +182,6 @@ class Keeper:
         """
         for command in self._later[:]:  # its thread takes from it meanwhile
             if isinstance(command, Release) and command.id == id and command.gate == gate:
-                self._say_how_late([command])
                 return command
         return None
 
@@ -296,7 +298,7 @@ class Keeper:
                 else:
                     self._refresh_at[key] = now + read()
         while together := (later := self._later)[:AT_ONCE]:
-            self._tell(together)
+            self._execute(together)
             del later[: len(together)]  # others add to its end meanwhile, or have taken it all
         for gate in list(self._sweeps):
             self._sweep(gate)
@@ -342,18 +344,6 @@ class Keeper:
             pass  # a token that may only look, or a store that is away: the next look tells again
         finally:
             self._sweeps.pop(gate, None)
-
-    def _tell(self, late: list[Command]) -> None:
-        """Have what could not be told before decided now."""
-        self._say_how_late(late)
-        self._execute(late)
-
-    def _say_how_late(self, late: Iterable[Command]) -> None:
-        """A release by id knows no fence: its id may be another permit's by now, which was granted after it was said."""
-        now = steady() - self.store.capabilities.clock_spread_us
-        for command in late:
-            if isinstance(command, Release):
-                command.ago = max(0, now - command.asked)
 
     def _execute(self, commands: list[Command]) -> list[Any]:
         replies = self.store.execute(commands)

@@ -21,7 +21,7 @@ from .permits import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ..plan import Policy, Steps
@@ -215,7 +215,7 @@ class Release(Command):
     one, and stays. (On a promise gate nothing says when a promise was made, so whichever is there ends.)
     """
 
-    __slots__ = ("actual", "ago", "asked", "id", "outcome", "policy", "retry_after")
+    __slots__ = ("actual", "asked", "id", "outcome", "policy", "retry_after", "since", "told_ago")
 
     def __init__(
         self,
@@ -232,9 +232,15 @@ class Release(Command):
         self.outcome = checked_outcome(outcome)
         self.retry_after = retry_after
         self.actual = actual
-        self.ago = ago
-        #: When it was said by the caller's own clock, from which `ago` is made when it is sent late; 0: not known.
+        self.told_ago = ago
+        #: When it was said by the caller's own clock; 0: not known.
         self.asked = 0
+        #: Where it is told late: how long ago that is by then, asked for whenever it is sent.
+        self.since: Callable[[], int] | None = None
+
+    @property
+    def ago(self) -> int:
+        return self.told_ago if self.since is None else self.since()
 
     def apply(self, now: int, records: Records) -> Ended:
         known = permit_of(records, self.id)
@@ -248,9 +254,10 @@ class Release(Command):
 
     def _came_later(self, granted_at: int, now: int, records: Records) -> bool:
         """Whether a permit was granted after this release was said."""
-        if not self.ago or self.policy.waiting == "promise":
+        ago = self.ago
+        if not ago or self.policy.waiting == "promise":
             return False
-        return granted_at > max(now, records.head.now) - self.ago
+        return granted_at > max(now, records.head.now) - ago
 
 
 class Cancel(Command):
