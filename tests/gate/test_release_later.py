@@ -14,7 +14,6 @@ from tests.support.guards import GuardThread
 from tests.support.servers import Proxy, Server
 from tests.support.waiting import until
 
-
 #: Seconds.
 SETTLED = 1.5
 
