@@ -45,7 +45,9 @@ class Renew(Command):
         now = begin(now, records)
         waiting = records.head.tickets
         before = lost_before(records)
-        expires = {lease[1]: self._renew(records, now, before, *lease) for lease in self.leases} if self.leases else {}
+        expires: dict[str, int] = {}
+        for plan, id, at, length, fence, holder in self.leases:
+            expires[id] = self._renew(records, now, before, plan, id, at, length, fence, holder)
         called: list[str] = []
         unknown: list[str] = []
         if waiting:
