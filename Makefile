@@ -69,7 +69,7 @@ chromium:
 test: lint chromium ## Lint, then all tests but the soak (under 15 minutes on two cores; NO_APT=1 installs no browser)
 	@# In a folder of its own with a short name: sockets have paths of at most 107 characters.
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		$(PY) -m pytest -n 3 --dist loadfile --durations=20 --basetemp="$$folder/t" $(ARGS)
+		$(PY) -m pytest -n 4 --dist loadfile --durations=20 --basetemp="$$folder/t" $(ARGS)
 
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     allow_reruns(items)
+    # Whole files go to a worker each. Those with the most slow tests go first: begun last, one would run alone at the end.
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture

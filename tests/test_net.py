@@ -29,11 +29,12 @@ def pytest_run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    timing(why): as here\n")
     (folder / "test_some.py").write_text(tests)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-raR", "-p", "no:cacheprovider", "--strict-markers", str(folder)],
+        [sys.executable, "-m", "pytest", "-raR", "-p", "pytest_rerunfailures", "--strict-markers", str(folder)],
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Of all the plugins that are installed these runs need one; the others take seconds to load.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
 
 

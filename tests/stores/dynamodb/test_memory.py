@@ -29,7 +29,11 @@ def test_a_decision_leaves_nothing_in_the_process_once_its_id_is_forgotten() -> 
             gc.collect()
             return sys.getallocatedblocks()
 
-        before, rounds = blocks_after(3), 6
-        grown = blocks_after(rounds) - before
-    # One object that each decision leaves would be as many blocks.
-    assert grown < rounds * ROUND / 2
+        rounds, grown, before = 6, [], blocks_after(3)
+        # One object that each decision leaves would be as many blocks in every span; what else goes on in the process
+        # (a thread's first error, a cache of the driver) takes its blocks once.
+        while len(grown) < 4 and not (grown and min(grown) < rounds * ROUND / 2):
+            after = blocks_after(rounds)
+            grown.append(after - before)
+            before = after
+    assert min(grown) < rounds * ROUND / 2, grown
