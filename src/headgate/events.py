@@ -38,6 +38,10 @@ KINDS: dict[str, tuple[str, str]] = {
         'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
     ),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
+    "settle_failed": (
+        "error",
+        "gate {gate}: what a call really cost could not be settled ({error}); it stays charged as it was estimated",
+    ),
     "refused": ("warning", "gate {gate}: limit {limit} refused {key} ({used}/{value})"),
     "shadow_refused": (
         "warning",

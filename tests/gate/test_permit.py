@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Aimd, Bucket, Denied, InvalidInput, LeaseLost, Window
+from headgate import Aimd, Bucket, Concurrency, Denied, InvalidInput, LeaseLost, Window
 from headgate.stores.memory import MemoryStore
 from tests.support.gates import HandClock, slots
+from tests.support.waiting import until
 
 # --- the life of a permit ---------------------------------------------------------------------------------------------
 
@@ -193,3 +194,13 @@ def test_a_promise_gate_sleeps_until_its_time(make: Any, store: str) -> None:
     gate.acquire()
     permit = gate.acquire()
     assert permit.waited > 0.05
+
+
+def test_release_soon_ends_it_without_waiting_and_once(make: Any, store: str) -> None:
+    gate = make("g", [Concurrency(1, name="slots", lease="1h"), Window(5, per="1h", name="rpm")], store=store)
+    permit = gate.acquire()
+    permit.release_soon("unsent")
+    permit.release_soon("ok")
+    until(lambda: not gate.holders())
+    assert gate.usage()["rpm"].used == 0
+    assert permit.release() is True

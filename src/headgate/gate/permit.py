@@ -156,6 +156,15 @@ class BasePermit(Stamping):
             plan, self._at, self.id, outcome, remembered, delay, None, self._confirmed, self._worth, self._told_fence
         )
 
+    def release_soon(self, outcome: OutcomeName = "ok", retry_after: float | None = None) -> None:
+        """End it without waiting for the store, which is told in the background: from a finaliser or a callback.
+
+        Harmless when it has ended. Use `release` where waiting is possible: it tells whether the lease had been lost.
+        """
+        command = self._ending(outcome, retry_after)
+        if command is not None:
+            keeper_of(self._store).later(command)
+
     def _worth_telling(self, outcome: str, delay: int) -> bool:
         meaning = OUTCOMES[outcome]
         if meaning.refunds or delay or self._terms.attempt:  # asked again, a caller's id must not get what has ended
