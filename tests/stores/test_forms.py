@@ -24,6 +24,7 @@ from headgate.kernel.commands import (
     Settle,
     Stamp,
     Stand,
+    Tighten,
 )
 from headgate.kernel.commands.peek import Question
 from headgate.kernel.model import NEVER
@@ -68,6 +69,9 @@ ROWS: list[tuple[Command, list[Any]]] = [
     (Peek(POLICY, plan=PLAN, leases=True), ["p", 0, ASK, True, False, None, 0, ""]),
     (Peek(POLICY, waiters=True), ["p", 0, None, False, True, None, 0, ""]),
     (Configure("g", "w|acme", 4.5), ["o", "g", "w|acme", 4.5]),
+    (Configure("g", "w", 4.5, 7, "why"), ["o", "g", "w", 4.5, 7, "why"]),
+    (Configure("g", "w", None, tightened=True), ["o", "g", "w", None, 0, "", True]),
+    (Tighten("g", "w|acme", 4.5, 9, 7, "why"), ["i", "g", "w|acme", 4.5, 9, 7, "why"]),
     (Pause("g", 5, "why"), ["u", "g", 5, "why"]),
     (Reset("g", "w"), ["x", "g", "w"]),
 ]
@@ -79,7 +83,8 @@ SCRIPT: list[tuple[Command, list[Any]]] = [
     (Cancel(POLICY, "id-1", "a-1", True), ["c", POLICY.fingerprint, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["l", POLICY.fingerprint, "id-1", 8]),
     (Stamp(POLICY, "id-1"), ["s", POLICY.fingerprint, "id-1", None, 0, 0, 0]),
-    (Configure("g", "w", None), ["o", "w", None]),
+    (Configure("g", "w", None), ["o", "w", None, 0, "", False]),
+    (Tighten("g", "w", 4.5, 9, 7, "why"), ["i", "w", 4.5, 9, 7, "why"]),
     (Pause("g", 5, "why"), ["u", 5, "why"]),
     (Reset("g", None), ["x", None]),
 ]  # fmt: skip

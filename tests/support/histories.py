@@ -28,6 +28,7 @@ from headgate.kernel.commands import (
     Settle,
     Stamp,
     Stand,
+    Tighten,
 )
 from headgate.kernel.model import SECOND, Ended, Grant, Snapshot, Wait
 from headgate.kernel.plan import Policy
@@ -194,8 +195,14 @@ ENDING = (
     st.tuples(st.just("beat"), SESSION),
     st.tuples(st.just("extend"), NUMBER, st.sampled_from([0, SECOND, 60 * SECOND])),
 )
+#: Of which limit, to what, for which key, for how long, and why: "tighten" lowers only, and with no value ends that.
 OVERRIDING = st.tuples(
-    st.just("override"), st.integers(0, 2), st.sampled_from([None, 1, 2, 3.5, 7]), st.none() | st.integers(0, 2)
+    st.just("override"),
+    st.integers(0, 2),
+    st.sampled_from([None, 1, 2, 3.5, 7]),
+    st.none() | st.integers(0, 2),
+    st.sampled_from([0, 0, SECOND, 3 * SECOND, 60 * SECOND]),
+    st.sampled_from(["", "", "why", "tighten", "tighten"]),
 )
 CHANGING = (
     OVERRIDING,
@@ -376,7 +383,11 @@ class History:
             limits = self.policies[0].limits
             limit = limits[rest[0] % len(limits)]
             keyed = limit.by is not None and rest[2] is not None
-            return Configure(gate, f"{limit.name}|{'abc'[rest[2]]}" if keyed else limit.name, rest[1])
+            member, length = f"{limit.name}|{'abc'[rest[2]]}" if keyed else limit.name, rest[3]
+            if rest[4] == "tighten" and rest[1] is not None and length:
+                return Tighten(gate, member, rest[1], limit.limit, length, "for a test")
+            tightened = rest[4] == "tighten" and rest[1] is None
+            return Configure(gate, member, rest[1], length, rest[4], tightened)
         if deed == "pause":
             return Pause(gate, rest[0], "for a test")
         if deed == "reset":

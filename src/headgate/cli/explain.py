@@ -50,6 +50,6 @@ def explain(
         line = Text(f"it would go {when}: {answer.reason}", style="bold yellow")
     console.print(Text.assemble((f"{gate}: ", "bold"), line))
     usage = replace(found.usage(), limits=answer.limits, waiting=answer.waiting)
-    view = View(usage, answer.holders, why=found.why())
+    view = View(usage, answer.holders, why=found.why(), overrides=answer.overrides)
     for text in gate_lines(view, console.width, plain=plain_signs(console)):
         console.print(text)

@@ -66,6 +66,7 @@ def status(
 
 
 def as_values(view: View) -> dict[str, Any]:
-    """What `--json` prints of a gate: the fields of `Usage`, why its asks do not go, and the holders."""
+    """What `--json` prints of a gate: the fields of `Usage`, why its asks do not go, overrides and holders."""
     told = replace(view.usage, limits=(*view.usage.limits, *view.busiest))
-    return {**plain(told), "why": view.why, "holders": plain(list(view.holders))}
+    more = {"overrides": plain(list(view.overrides)), "holders": plain(list(view.holders))}
+    return {**plain(told), "why": view.why, **more}

@@ -14,13 +14,13 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from headgate.kernel.limits import kind_of
-from headgate.kernel.why import FREE, amount, paused_words, span
+from headgate.kernel.why import FREE, amount, override_words, paused_words, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headgate import Gate, Holder, LimitUsage, Usage
+    from headgate import Gate, Holder, LimitUsage, Override, Usage
     from headgate.kernel.limits import Limit
 
 WIDE = 110
@@ -28,6 +28,8 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 LEVELS = " ▁▂▃▄▅▆▇█"
 #: Gates with limits by a key: so many of the busiest keys are shown.
 KEYS_SHOWN = 5
+#: At most so many overrides are shown with their reasons; `headgate limits list` shows all.
+OVERRIDES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class View:
     busiest: Sequence[LimitUsage] = ()
     #: One sentence that says what keeps asks from going.
     why: str = ""
-    overridden: frozenset[tuple[str, str | None]] = frozenset()
+    #: The values that are not the configured ones.
+    overrides: Sequence[Override] = ()
     history: Mapping[tuple[str, str | None], Sequence[float]] = field(default_factory=dict)
 
 
@@ -53,7 +56,6 @@ def look(
     holders = gate.holders()
     if key is not None:
         holders = [holder for holder in holders if all(holder.key.get(by) == value for by, value in key.items())]
-    overridden = frozenset((override.limit, override.key) for override in gate.overrides())
     keyed = [limit for limit in limits if limit.by is not None]
     return View(
         usage=gate.usage(key),
@@ -61,7 +63,7 @@ def look(
         keyed=() if key is not None else keyed,
         busiest=() if key is not None else _fullest(gate, keyed, top_keys or KEYS_SHOWN),
         why=gate.why(),
-        overridden=overridden,
+        overrides=gate.overrides(),
     )
 
 
@@ -164,6 +166,7 @@ def gate_lines(
         if limit.name not in shown:
             about = f"{amount(limit.limit)} per {limit.by}; look at one with --key {limit.by}=…"
             lines.append(Text.assemble("  ", fit(limit.name, widths.name), "  ", (about, "bright_black")))
+    lines += _override_lines(view)
     lines += _holder_lines(view, width, holders)
     for line in lines:
         line.rstrip()
@@ -241,8 +244,8 @@ def _allowed(row: LimitUsage, wide: bool) -> str:
 def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> str:
     """What else there is to say of a limit; with `longest`, the longest that it may say in a later frame."""
     notes = []
-    if (row.name, row.key) in view.overridden:
-        notes.append("override")
+    if mine := [one for one in view.overrides if (one.limit, one.key) == (row.name, row.key)]:
+        notes.append("tightened" if any(one.tightened for one in mine) else "override")
     if row.promised:
         notes.append(f"{amount(row.promised)} promised")
     if row.maximum is not None:
@@ -251,6 +254,16 @@ def _notes(view: View, row: LimitUsage, wide: bool, longest: bool = False) -> st
         left = "59m59s" if longest else span(row.resets_in or 0.0)
         notes.append(f"{kind_of(row.kind).frees} in {left}")
     return ", ".join(notes)
+
+
+def _override_lines(view: View) -> list[Text]:
+    """Why values are not the configured ones, and for how long: of those that say so."""
+    told = [one for one in view.overrides if one.reason or one.expires_in is not None]
+    names = [one.limit if one.key is None else f"{one.limit} {one.key}" for one in told]
+    return [
+        Text(f"  · {name} {override_words(one)}", "magenta")
+        for name, one in zip(names[:OVERRIDES_SHOWN], told, strict=False)
+    ]
 
 
 def _holder_lines(view: View, width: int, most: int) -> list[Text]:

@@ -507,13 +507,40 @@ class AsyncGate(BaseGate):
         command = self._extension_of(permit_id, lease)
         return self._extended(permit_id, self._in_share(command) or await self._run(command))
 
-    async def set_limit(self, name: str, value: float, key: Key | None = None) -> None:
-        """Override a limit's value for the whole fleet, from the next decision on; with a key, for that key alone."""
-        await self._run(self._override(name, value, key))
+    async def set_limit(
+        self,
+        name: str,
+        value: float,
+        key: Key | None = None,
+        reason: str | None = None,
+        expires_in: Duration | None = None,
+    ) -> None:
+        """Override a limit's value for the whole fleet, from the next decision on; with a key, for that key alone.
 
-    async def clear_limit(self, name: str, key: Key | None = None) -> None:
-        """End an override."""
-        await self._run(self._own_value(name, key))
+        It stays until it is cleared, or ends by itself after `expires_in`. Use `tighten` where it may only lower.
+        """
+        await self._run(self._override(name, value, key, reason, expires_in))
+
+    async def tighten(
+        self,
+        name: str,
+        value: float,
+        key: Key | None = None,
+        *,
+        expires_in: Duration,
+        reason: str | None = None,
+    ) -> Override:
+        """Lower a limit for the whole fleet for a time. Returns what is in force then.
+
+        Any process may say it, as often as it likes: the lowest value that holds is in force, never more than what is
+        configured or what an operator has set, and what an operator has set stays on record.
+        """
+        found: Override = await self._run(self._tightening(name, value, key, reason, expires_in))
+        return found
+
+    async def clear_limit(self, name: str, key: Key | None = None, tightened: bool = False) -> None:
+        """End an override; with `tightened`, end what `tighten` has lowered instead."""
+        await self._run(self._own_value(name, key, tightened))
 
     async def overrides(self) -> list[Override]:
         """The overrides in force."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
-from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset
-from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter
+from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset, Tighten
+from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter, label_of
 from ..kernel.why import why_ask, why_gate
 from .permit import checked_actual, tell_adapted
 from .stamping import steady
@@ -102,6 +102,7 @@ class Inspection:
         elif isinstance(decision, Wait):
             goes_in, limit, timing = decision.retry_after, decision.limit, decision.timing
             position = decision.position if decision.reason == "line" else 1
+        governed = {(usage.name, usage.key) for usage in snapshot.limits}
         return Explanation(
             gate=self.name,
             granted=decision is None,
@@ -113,6 +114,7 @@ class Inspection:
             waiting=snapshot.waiting,
             position=position,
             timing=timing,
+            overrides=tuple(one for one in snapshot.overrides if one.key is None or (one.limit, one.key) in governed),
         )
 
     def _release_of(self, permit_id: str, outcome: str, retry_after: Duration | None, cost: Cost | None) -> Release:
@@ -145,12 +147,23 @@ class Inspection:
             raise LeaseLost(f"gate {self.name!r}: the lease of permit {permit_id!r} had already ended")
         return expires / SECOND
 
-    def _override(self, name: str, value: float, key: Key | None) -> Configure:
-        member = self._policy.member(name, key)
-        return Configure(self.name, member, self._policy.limit(name).checked_value(self.name, value))
+    def _override(
+        self, name: str, value: float, key: Key | None, reason: str | None, expires_in: Duration | None
+    ) -> Configure:
+        member, checked = self._policy.member(name, key), self._policy.limit(name).checked_value(self.name, value)
+        length = 0 if expires_in is None else duration.parse(expires_in, what="expires_in")
+        return Configure(self.name, member, checked, length, label_of(reason) or "")
 
-    def _own_value(self, name: str, key: Key | None) -> Configure:
-        return Configure(self.name, self._policy.member(name, key), None)
+    def _tightening(
+        self, name: str, value: float, key: Key | None, reason: str | None, expires_in: Duration
+    ) -> Tighten:
+        limit, member = self._policy.limit(name), self._policy.member(name, key)
+        length = checked_tightening(self.name, duration.parse(expires_in, what="expires_in"))
+        checked = limit.checked_value(self.name, value)
+        return Tighten(self.name, member, checked, limit.limit, length, label_of(reason) or "")
+
+    def _own_value(self, name: str, key: Key | None, tightened: bool) -> Configure:
+        return Configure(self.name, self._policy.member(name, key), None, tightened=tightened)
 
     def _pause_for(self, seconds: Duration | None, reason: str) -> Pause:
         told = str(reason)[:200].encode("utf-8", "replace").decode()  # often what an upstream answered, as it came
@@ -177,6 +190,20 @@ def checked_search(policy: Policy, limit: object, top: object, search: object) -
         raise InvalidInput(
             f"gate {policy.name!r}: search is a part of a key, of at most 200 characters, not {search!r}"
         )
+
+
+#: For how long a limit can be tightened at once: what nobody takes back has to end soon by itself.
+LONGEST_TIGHTENING = 24 * 3600 * SECOND
+
+
+def checked_tightening(gate: str, length: int) -> int:
+    """How long a tightening lasts, or an InvalidInput that names the other way."""
+    if length > LONGEST_TIGHTENING:
+        raise InvalidInput(
+            f"gate {gate!r}: a limit is tightened for at most a day at once, not for {length / SECOND:g} s; say it again "
+            f"in time, or use set_limit, which an operator takes back"
+        )
+    return length
 
 
 def checked_lease(gate: str, lease: Duration) -> int:

@@ -34,6 +34,7 @@ from operator import itemgetter
 from ..errors import KindChanged
 from . import ahead
 from .model import NEVER, SECOND, Wake
+from .overrides import lapse
 from .plan import blocked_by, hold, let_go, recall
 
 TYPE_CHECKING = False
@@ -471,6 +472,8 @@ def serve(records: Records, now: int, asker: Asker | None = None) -> Any:
             _promote(records, first[1])
         state = line_state(records)
     head = records.head
+    if head.overrides:
+        lapse(records)
     if head.paused > now:
         waits = [(head.paused, "", _any_waiting(records))]
         _keep_timer(records, now, state, state.turns, waits, (), ("calls", "sessions", "young"))
@@ -604,6 +607,8 @@ def _call_all(records: Records, now: int, state: LineState, overrides: int, aske
         head = _ticket(records, records.lane[lane].first()[1])  # type: ignore[index]
         waits.append((first[0], first[1].partition("|")[0].partition("@")[0], head))
     clocks = CLOCKS if parked or tiers > 1 else ("calls", "sessions")
+    if overrides:
+        clocks = (*clocks, "terms")
     _keep_timer(records, now, state, turns, waits, tuple(blocked), clocks)
     return taken
 

@@ -306,6 +306,8 @@ class Explanation:
     position: int = 1
     #: How sure `goes_in` is: "exact", "estimate" or "earliest".
     timing: str = EXACT
+    #: Those of the overrides that concern it.
+    overrides: tuple[Override, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,12 @@ class Override:
     limit: str
     key: str | None
     value: float
+    #: Why; empty where no reason was given.
+    reason: str = ""
+    #: Seconds from now until it ends by itself; None: it stays until it is cleared.
+    expires_in: float | None = None
+    #: It only lowers (`tighten`): whatever is in force without it takes its place where that is lower.
+    tightened: bool = False
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from ..errors import InvalidInput, KindChanged, figure
 from .limits import DUST, KINDS, LARGEST, Concurrency, Limit, RateLimit, check_name, from_spec, positive
 from .model import NEVER, SECOND
+from .overrides import lapse, value_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,15 +185,11 @@ class Plan:
     lane: str
 
     def current(self, records: Records) -> Steps:
-        """The steps with the values in force: an override for the key, else for the limit, else its own."""
-        overrides = records.space("overrides")
-        changed = []
-        for step in self.steps:
-            found = overrides.get(f"{step.base}|{step.member.partition('|')[2]}") if step.by else None
-            if found is None:
-                found = overrides.get(step.base)
-            changed.append(step if found is None else step.valued(round(found * step.share, 9)))
-        return tuple(changed)
+        """The steps with the values in force at the time of the head. What has come to its end by then goes first."""
+        lapse(records)
+        return tuple(
+            [step.valued(value_of(records, step.base, step.member, step.value, step.share)) for step in self.steps]
+        )
 
     def too_large(self, steps: Steps) -> Step | None:
         """The step that this ask could never pass, if there is one."""

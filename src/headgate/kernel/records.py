@@ -139,7 +139,20 @@ _CHUNK = 512
 
 #: The kinds that have one space each, under no name; and those with many.
 ALONE = (
-    *("assumed", "calls", "due", "lanes", "line", "overrides", "permits", "policies", "sessions", "tickets", "young"),
+    *(
+        "assumed",
+        "calls",
+        "due",
+        "lanes",
+        "line",
+        "overrides",
+        "permits",
+        "policies",
+        "sessions",
+        "terms",
+        "tickets",
+        "young",
+    ),
 )
 NAMED = ("lane", "leases", "of", "parked", "promised", "ready", "rest", "windows")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Refusal, Wait
+from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Override, Refusal, Wait
+from .overrides import in_force
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,19 @@ def paused_words(seconds: float) -> str:
     return "paused until resumed" if seconds > AS_GOOD_AS_NEVER else f"paused for {span(seconds)}"
 
 
+def override_words(override: Override) -> str:
+    """What is in force in the place of a configured value: `tightened to 50 for 41 s: the upstream said so`."""
+    ends = "" if override.expires_in is None else f" for {span(override.expires_in)}"
+    reason = f": {override.reason}" if override.reason else ""
+    return f"{'tightened' if override.tightened else 'set'} to {amount(override.value)}{ends}{reason}"
+
+
+def _lowered(snapshot: Snapshot, name: str | None, key: str | None = None) -> str:
+    """What is to be said of a limit that blocks besides: that its value is not the configured one."""
+    found = in_force(snapshot.overrides, Override(name or "", key, float("inf")))
+    return "" if found.value == float("inf") else f"; {found.limit} is {override_words(found)}"
+
+
 def wait_words(count: int) -> str:
     return f"{count:,} {'waits' if count == 1 else 'wait'}"
 
@@ -61,17 +75,24 @@ def why_gate(policy: Policy, snapshot: Snapshot) -> str:
             return wait_words(waiting)
         if first is None:
             return f"{waiting:,} {'is' if waiting == 1 else 'are'} called and about to go"
-        return _first_waits(policy, snapshot, first)
+        return _first_waits(policy, snapshot, first) + _lowered(snapshot, first.limit, _key_of(policy, first))
     promised = max((usage.promised for usage in snapshot.limits), default=0.0)
     last = max(snapshot.limits, key=lambda usage: usage.free_in, default=None)
     if last is None or last.free_in <= 0:
         return f"{amount(promised)} promised; a small ask may go now" if promised else FREE
     words = f"{last.name} is used up" + (f", and {amount(promised)} are promised" if promised else "")
+    lowered = _lowered(snapshot, last.name.partition("@")[0], last.key)
     if last.free_in == float("inf"):
-        return f"{words}: no ask can go"
+        return f"{words}: no ask can go{lowered}"
     slots = any(limit.name == last.name and limit.leased for limit in policy.limits)
     within = "within " if slots else "in "
-    return f"{words}: the next ask can go {within}{span(last.free_in)}"
+    return f"{words}: the next ask can go {within}{span(last.free_in)}{lowered}"
+
+
+def _key_of(policy: Policy, ticket: WaitingTicket) -> str | None:
+    """The value of the key of the limit that a ticket waits for, where that is by one."""
+    by = next((limit.by for limit in policy.limits if limit.name == ticket.limit), None)
+    return None if by is None else ticket.key.get(by)
 
 
 def _first_waits(policy: Policy, snapshot: Snapshot, first: WaitingTicket) -> str:
@@ -95,8 +116,9 @@ def _first_waits(policy: Policy, snapshot: Snapshot, first: WaitingTicket) -> st
 def why_ask(snapshot: Snapshot) -> str:
     """Why the ask of a look would not go now, or that it would."""
     decision = snapshot.decision
+    key = next((usage.key for usage in snapshot.limits if decision and usage.name == decision.limit), None)
     if isinstance(decision, Refusal):
-        return decision.reason
+        return decision.reason + _lowered(snapshot, decision.limit, key)
     if not isinstance(decision, Wait):
         return "it would go now"
     if decision.reason == "paused":
@@ -104,7 +126,7 @@ def why_ask(snapshot: Snapshot) -> str:
     if decision.reason == "line":
         limit = f" for {decision.limit}" if decision.limit else ""
         return f"{wait_words(decision.position - 1)} before it{limit}"
-    return f"limit {decision.limit!r} is used up"
+    return f"limit {decision.limit!r} is used up" + _lowered(snapshot, decision.limit, key)
 
 
 def when_words(after: float | None, timing: str) -> str:

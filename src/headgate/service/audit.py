@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..kernel.model import Override
     from .tokens import Bearer
 
 #: The most changes that are kept, and the bytes of the file that are read for them.
@@ -29,6 +30,8 @@ class Audit:
         self.path = path
         #: The latest changes, the oldest first.
         self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        #: Gate, limit and key → the value that was last recorded as tightened, and until when it holds.
+        self._lowered: dict[tuple[str, str, str | None], tuple[float, float]] = {}
         #: How many changes this guard has recorded: it tells a dashboard when to ask again.
         self.count = 0
         if path is not None:
@@ -50,6 +53,21 @@ class Audit:
         log.info("change: %s of gate %s", action, gate, extra={name: line[name] for name in line if name != "time"})
         if self.path is not None:
             self._append(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def record_tightening(self, gate: str, found: Override, bearer: Bearer | None, client: str) -> None:
+        """Record that a limit was lowered by a worker: once for each value, since workers say it again and again."""
+        if not found.tightened:
+            return
+        name, now = (gate, found.limit, found.key), time.monotonic()
+        value, until = self._lowered.get(name, (0.0, 0.0))
+        if len(self._lowered) >= KEPT:
+            self._lowered.clear()
+        self._lowered[name] = (found.value, now + (found.expires_in or 0.0))
+        if value != found.value or now >= until:
+            facts = {"limit": found.limit, "key": found.key, "value": found.value}
+            self.record(
+                "tighten limit", gate, bearer, client, **facts, reason=found.reason, expires_in=found.expires_in
+            )
 
     def latest(self, gate: str | None = None, most: int = 50) -> list[dict[str, Any]]:
         """The latest changes of a gate, or of all, the newest first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .admit import Admit, Stand, admit
 from .base import Command
-from .change import Configure, Pause, Reset
+from .change import Configure, Pause, Reset, Tighten
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle, end
@@ -31,6 +31,7 @@ __all__ = [
     "Settle",
     "Stamp",
     "Stand",
+    "Tighten",
     "admit",
     "end",
 ]

@@ -7,6 +7,7 @@ from .. import line
 from ..ahead import ahead_of, goes, paced
 from ..limits import NO_LEASE
 from ..model import EARLIEST, ESTIMATE, EXACT, NEVER, Grant, Refusal, Wait
+from ..overrides import lifts_at
 from ..plan import Plan, charge, check_kinds, earliest, remember
 from .base import REAP_MASK, Command, begin, steps_in_force, too_large
 from .permits import REMEMBER, bury_attempts, is_buried, join, name_of, permit_lives, permit_of, put_permit
@@ -133,7 +134,8 @@ class Admit(Command):
         paused, tickets = head.paused, head.tickets
         steps = steps_in_force(records, now, plan) if head.overrides or head.lost else plan.steps
         if (step := plan.too_large(steps)) is not None:
-            return Refusal(step.base, too_large(step, plan), now=now)
+            lifts = NEVER if plan.too_large(plan.steps) is not None else lifts_at(records, step)
+            return Refusal(step.base, too_large(step, plan, lifts), lifts, now)
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)
         last: Step | None = None

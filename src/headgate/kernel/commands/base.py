@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...errors import figure
 from ..head import began_at, is_another, is_epoch, new_epoch
 from ..limits import KINDS, RateLimit
-from ..model import SECOND, Ended
+from ..model import NEVER, SECOND, Ended
+from ..overrides import is_overridden
 from .permits import REMEMBER, read_permit
 
 TYPE_CHECKING = False
@@ -107,7 +108,7 @@ def _reap(now: int, records: Records) -> None:
         state = states.get(member)
         kind = KINDS[state[0]]
         until = kind.until(records, member, state)
-        if until <= now and records.head.overrides and _is_overridden(records, member):
+        if until <= now and records.head.overrides and is_overridden(records, member):
             until = kind.until_overridden(state, until)  # at the value in force it may run off far more slowly
         if until <= now and kind.held(state):
             until = now + SECOND  # a call holds some of it, which has no end of its own
@@ -130,13 +131,6 @@ def _reap(now: int, records: Records) -> None:
             permits.delete(first[1])
 
 
-def _is_overridden(records: Records, member: str) -> bool:
-    overrides = records.space("overrides")
-    name, _, key = member.partition("|")
-    base = name.partition("@")[0]
-    return overrides.get(base) is not None or overrides.get(f"{base}|{key}") is not None
-
-
 def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
     """The plan's steps with the values in force, and lost state made up for."""
     head = records.head
@@ -157,11 +151,13 @@ def steps_in_force(records: Records, now: int, plan: Plan) -> Steps:
     return steps
 
 
-def too_large(step: Step, plan: Plan) -> str:
+def too_large(step: Step, plan: Plan, lifts: int = NEVER) -> str:
+    """Why an ask can never go; or not before `lifts`, when a value ends that was set for a time."""
     limit, rank = step.limit, step.rank
     whose = f"the share of priority {list(plan.policy.priorities)[rank]!r}" if rank >= 0 else "it"
     most = "no slot at all" if limit.leased else f"at most {figure(limit.largest(step.value))} at once"
-    return f"a cost of {figure(step.cost)} {limit.unit} can never fit: {whose} allows {most}"
+    fits = "can never fit" if lifts >= NEVER else "does not fit at present"
+    return f"a cost of {figure(step.cost)} {limit.unit} {fits}: {whose} allows {most}"
 
 
 def pause(records: Records, until: int, reason: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import line
-from ..model import Ended
+from .. import line, overrides
+from ..model import NEVER, Ended, Override
 from .base import SPACES, Command, begin, pause
 
 TYPE_CHECKING = False
@@ -12,26 +12,70 @@ if TYPE_CHECKING:
 
 
 class Configure(Command):
-    """Override a limit's value while running (`value` None: back to its own), for the gate or for one key."""
+    """Override a limit's value while running (`value` None: back to its own), for the gate or for one key.
 
-    __slots__ = ("member", "value")
+    `length` is for how many microseconds, 0: until it is cleared. `tightened` ends its tightenings instead.
+    """
 
-    def __init__(self, gate: str, member: str, value: float | None) -> None:
+    __slots__ = ("length", "member", "reason", "tightened", "value")
+
+    def __init__(
+        self,
+        gate: str,
+        member: str,
+        value: float | None,
+        length: int = 0,
+        reason: str = "",
+        tightened: bool = False,
+    ) -> None:
         self.gate = gate
         self.member = member
         self.value = value
+        self.length = length
+        self.reason = reason
+        self.tightened = tightened
 
     def apply(self, now: int, records: Records) -> Ended:
         now = begin(now, records)
-        overrides = records.space("overrides")
-        if self.value is None:
-            overrides.delete(self.member)
+        if self.tightened:
+            overrides.clear_tightenings(records, self.member)
+        elif self.value is None:
+            overrides.clear_value(records, self.member)
         else:
-            overrides.put(self.member, self.value, 0)
-        records.head.amend(overrides=len(overrides))
-        _forget_hints(records)
+            ends = now + self.length if self.length else NEVER
+            overrides.put_value(records, self.member, self.value, ends, self.reason)
+        overrides.changed(records)
         _look_everywhere(records, now)
         return Ended()
+
+
+class Tighten(Command):
+    """Have a limit be at most a value for `length` microseconds, whatever is in force without it.
+
+    `configured` is the limit's own value: above it there is nothing to lower. Returns the `Override` that is in force then.
+    """
+
+    __slots__ = ("configured", "length", "member", "reason", "value")
+
+    def __init__(self, gate: str, member: str, value: float, configured: float, length: int, reason: str = "") -> None:
+        self.gate = gate
+        self.member = member
+        self.value = value
+        self.configured = configured
+        self.length = length
+        self.reason = reason
+
+    def apply(self, now: int, records: Records) -> Override:
+        now = begin(now, records)
+        overrides.lapse(records)
+        if self.value < self.configured:
+            lower = overrides.tighten(records, self.member, self.value, now + self.length, self.reason)
+            overrides.count(records)
+            if lower:
+                overrides.changed(records)
+                _look_everywhere(records, now)
+        name, _, key = self.member.partition("|")
+        return overrides.in_force(overrides.listed(records, now), Override(name, key or None, self.configured))
 
 
 class Pause(Command):
@@ -80,13 +124,6 @@ class Reset(Command):
             records.drop("assumed")
         _look_everywhere(records, now)
         return Ended()
-
-
-def _forget_hints(records: Records) -> None:
-    """What is known of where nothing fits was known for the old value."""
-    for kind in ("windows", "promised"):
-        for member in records.names(kind):
-            records.space(kind, member).delete("hint")
 
 
 def _look_everywhere(records: Records, now: int) -> None:

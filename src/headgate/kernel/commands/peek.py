@@ -9,6 +9,7 @@ from itertools import islice
 from .. import line
 from ..model import NEVER, HeldLease, Override, Refusal, Snapshot, Wait, WaitingTicket
 from ..overlay import Overlay
+from ..overrides import lapse, listed, value_of
 from ..plan import recall
 from .admit import Admit
 from .base import Command, lose, steps_in_force
@@ -81,6 +82,8 @@ class Peek(Command):
         now = head.now = max(now, head.now)
         if head.seq < view.seen:
             lose(now, view)
+        if head.overrides:
+            lapse(view)
         overdue = 0
         if head.tickets and now >= (due_at := line.line_state(view).timer_at):
             overdue = due_at
@@ -98,11 +101,7 @@ class Peek(Command):
         leases = self._leases(view, now, blocking) if self.leases else ()
         values: tuple[Override, ...] = ()
         if head.overrides:
-            listed = view.space("overrides")
-            values = tuple(
-                Override(name.partition("|")[0], name.partition("|")[2] or None, listed.get(name))
-                for _, name in listed.scan()
-            )
+            values = listed(view, now)
         waiters = self._waiters(view, now) if self.waiters and head.tickets else ()
         until = head.paused if head.paused > now else 0
         return Snapshot(
@@ -122,16 +121,14 @@ class Peek(Command):
 
     def _keys(self, records: Records, now: int, limit: Limit) -> tuple[LimitUsage, ...]:
         """The keys that use most of a limit: many are looked at roughly, and of those a few times `top` are described."""
-        overrides = records.space("overrides")
-        shared = overrides.get(limit.name) if records.head.overrides else None
+        overridden = records.head.overrides
         found = []
         for member in islice(records.keyed(f"{limit.name}|"), KEYS):
             if self.search not in member.partition("|")[2]:
                 continue
             state = records.states.get(member)
             if state is not None and state[0] == limit.kind:
-                value = overrides.get(member) if records.head.overrides else None
-                value = value or shared or limit.limit
+                value = value_of(records, limit.name, member, limit.limit) if overridden else limit.limit
                 found.append((-limit.rough_use(records, now, member, state) / value, member, value))
         few = nsmallest(4 * self.top, found)
         rows = [limit.describe(records, now, member, value) for _, member, value in few]

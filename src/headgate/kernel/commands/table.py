@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .admit import Admit, Stand
-from .change import Configure, Pause, Reset
+from .change import Configure, Pause, Reset, Tighten
 from .peek import Peek
 from .renew import Extend, Renew
 from .settle import Cancel, Release, Settle
@@ -81,7 +81,10 @@ FORMS: dict[type[Command], CommandForm] = {
         "peek", "p", "observe", ("policy", "asked", "leases", "waiters", "keys", "top", "search"),
         script_fields=("policy", "asked", "leases", "everything", "waiters", "keys", "top", "search"),
     ),
-    Configure: CommandForm("configure", "o", "configure", ("gate", "member", "value")),
+    Configure: CommandForm(
+        "configure", "o", "configure", ("gate", "member", "value", "length", "reason", "tightened"), later=3,
+    ),
+    Tighten: CommandForm("tighten", "i", "acquire", ("gate", "member", "value", "configured", "length", "reason")),
     Reset: CommandForm("reset", "x", "configure", ("gate", "limit")),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import { drawGates, drawOverview, neighbour } from "./overview.js";
 import { begin, onSearch, searching } from "./people.js";
 import { listen } from "./stream.js";
 import { drawGate, drawKey } from "./view.js";
-import { amount, el, reconcile, say, show, span } from "./words.js";
+import { amount, el, overrideWords, reconcile, say, show, span } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 const KEPT = 600;
@@ -145,8 +145,11 @@ function drawKeyPage(gate, key) {
   for (const usage of told.limits.filter((limit) => limit.key !== null && !limit.name.includes("@"))) {
     const limit = gate.keyed.find((one) => one.name === usage.name);
     if (!limit) continue;
-    const own = told.overrides.find((one) => one.limit === usage.name && one.key === usage.key);
-    rows.push({ ...limit, ...usage, class: null, value: own ? own.value : limit.value, overridden: Boolean(own) });
+    const mine = told.overrides.filter((one) => one.limit === usage.name && one.key === usage.key);
+    const set = mine.find((one) => !one.tightened);
+    const lowered = mine.find((one) => one.tightened && one.value <= usage.limit);
+    const own = lowered || set;
+    rows.push({ ...limit, ...usage, class: null, value: own ? own.value : limit.value, overridden: Boolean(set), override: own ? overrideWords(own) : null });
   }
   const parts = key.split(",");
   const mine = (person) => parts.every((part) => person.key[part.slice(0, part.indexOf("="))] === part.slice(part.indexOf("=") + 1));

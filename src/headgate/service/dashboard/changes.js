@@ -90,6 +90,9 @@ export function changes(tokenOf, gateOf) {
     const gate = gateOf();
     const keyField = el("input", { type: "text", name: "key", maxLength: 200, value: row.key || "", readOnly: Boolean(row.key) });
     const value = el("input", { type: "number", name: "value", required: true, min: "0", step: "any", value: String(row.value), inputMode: "decimal" });
+    const reason = el("input", { type: "text", name: "reason", maxLength: 200, placeholder: "shown with the limit" });
+    const hours = el("input", { type: "number", name: "hours", min: "0", step: "any", placeholder: "until it is changed again", inputMode: "decimal" });
+    const lasts = () => (Number(hours.value) > 0 ? `for ${span(Number(hours.value) * 3600)}` : "until it is changed again");
     const keyOf = () => (row.by ? keyField.value.trim() : "");
     const whose = () => (row.by ? (keyOf() ? ` of ${keyOf()}` : ` of every ${row.by}`) : "");
     const path = () => {
@@ -97,6 +100,7 @@ export function changes(tokenOf, gateOf) {
       return `${gatePath(gate)}/limits/${encodeURIComponent(row.name)}${query}`;
     };
     const fields = [field("New value", value, row.kind === "concurrency" ? "slots" : `${row.unit} per ${per(row.per)}`)];
+    fields.push(field("For how many hours", hours), field("Why", reason));
     if (row.by) fields.push(field(`For which ${row.by}`, keyField, row.key ? "" : "empty: for every one that has no value of its own"));
     ask({
       title: `Change ${row.name}${row.key ? ` of ${row.key}` : ""} of ${gate.name}`,
@@ -104,7 +108,7 @@ export function changes(tokenOf, gateOf) {
       what: () => {
         const wanted = Number(value.value);
         if (!(wanted > 0)) return ["A limit is more than 0. To let nobody in, pause the gate."];
-        const told = [`Now ${amount(row.value)}, then ${amount(wanted)}. It is in force from the next decision on, for every worker${whose()}, until it is changed again.`];
+        const told = [`Now ${amount(row.value)}, then ${amount(wanted)}. It is in force from the next decision on, for every worker${whose()}, ${lasts()}.`];
         if (row.limit === undefined) return told;
         const over = row.used - wanted;
         if (over > 0) {
@@ -119,7 +123,8 @@ export function changes(tokenOf, gateOf) {
       yes: {
         label: "Change it",
         act: async () => {
-          await send(tokenOf, "PUT", path(), { value: Number(value.value) });
+          const terms = { ...(reason.value ? { reason: reason.value } : {}), ...(Number(hours.value) > 0 ? { expires_in: Number(hours.value) * 3600 } : {}) };
+          await send(tokenOf, "PUT", path(), { value: Number(value.value), ...terms });
           return `${row.name}${whose()} is now ${amount(Number(value.value))}.`;
         },
       },

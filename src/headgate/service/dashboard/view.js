@@ -126,7 +126,7 @@ function drawRows(list, rows, gate, may, act) {
         parts.link.href = `#${new URLSearchParams({ gate: gate.name, key: `${limit.by}=${limit.key}` })}`;
         parts.link.setAttribute("aria-label", `Look at ${limit.key}`);
       }
-      const changed = limit.overridden ? ` · set to ${amount(limit.value)}` : "";
+      const changed = limit.override ? ` · ${limit.override}` : "";
       say(parts.kind, limit.class ? "" : limit.key ? changed.slice(3) : kindWords(limit) + changed + (limit.heading ? " each" : ""));
       show(parts.bar, !limit.heading);
       show(parts.change, may && !limit.class);

@@ -39,6 +39,13 @@ export function per(length) {
 }
 
 /** The key of an ask: the value alone where it has one part, else by=value of each. */
+/** What is in force in the place of a configured value, as `override_words` of the kernel says it. */
+export function overrideWords(override) {
+  const ends = override.expires_in === null ? "" : ` for ${span(override.expires_in)}`;
+  const reason = override.reason ? `: ${override.reason}` : "";
+  return `${override.tightened ? "tightened" : "set"} to ${amount(override.value)}${ends}${reason}`;
+}
+
 export function keyed(key) {
   const parts = Object.entries(key || {});
   return parts.length === 1 ? parts[0][1] : parts.map(([by, value]) => `${by}=${value}`).join(" ");

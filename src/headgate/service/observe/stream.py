@@ -26,7 +26,9 @@ from ...gate.served import decide_all
 from ...http.problems import Problem, shown
 from ...kernel.commands import Peek
 from ...kernel.limits import kind_of
-from ...kernel.model import AS_GOOD_AS_NEVER, Snapshot, plain
+from ...kernel.model import AS_GOOD_AS_NEVER, Override, Snapshot, plain
+from ...kernel.overrides import in_force
+from ...kernel.why import override_words
 from ..log import log
 from ..routes.gates import check_query
 from ..web import EVENT_STREAM, encode
@@ -34,7 +36,7 @@ from .history import History
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from ...gate.served import ServedGate
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from ...kernel.model import Holder, LimitUsage, Waiter
     from ..app import Guard
     from ..web import Request, Response
-
-    #: By limit, and key or None.
-    Overrides = dict[tuple[str, str | None], float]
     from .history import Row
 
 #: Rows of counts that are kept: one per second.
@@ -208,7 +207,7 @@ class Sampler:
         policy = served.policy
         usage = self._guard.note_usage(served.usage_of(snapshot))
         limits = {limit.name: limit for limit in policy.limits}
-        overrides = overrides_of(snapshot)
+        overrides = snapshot.overrides
         listed, holders = self._held(served)
         age = time.monotonic() - listed
         slots = [row for row in usage.limits if kind_of(row.kind).leased and "@" not in row.name]
@@ -262,28 +261,25 @@ class Sampler:
 # --- as JSON ------------------------------------------------------------------------------------------------------------
 
 
-def overrides_of(snapshot: Snapshot) -> Overrides:
-    return {(override.limit, override.key): override.value for override in snapshot.overrides}
-
-
-def traits(limit: Limit, overrides: Overrides, key: str | None) -> dict[str, Any]:
-    """A limit without its usage. `own` is its configured value, `value` the one in force."""
+def traits(limit: Limit, overrides: Sequence[Override], key: str | None) -> dict[str, Any]:
+    """A limit without its usage. `own` is its configured value, `value` the one in force, `override` that in words."""
     length = getattr(limit, "per", None)
-    shared = overrides.get((limit.name, None), limit.limit)
+    found = in_force(overrides, Override(limit.name, key, limit.limit))
     return {
         "name": limit.name,
         "kind": limit.kind,
         "unit": limit.unit,
         "by": limit.by,
         "own": limit.limit,
-        "value": overrides.get((limit.name, key), shared),
-        "overridden": (limit.name, key) in overrides,
+        "value": found.value,
+        "overridden": any((one.limit, one.key, one.tightened) == (limit.name, key, False) for one in overrides),
+        "override": override_words(found) if found in overrides and found.key == key else None,
         "per": length / 1_000_000 if isinstance(length, int) else length,
         "burst": getattr(limit, "burst", None),
     }
 
 
-def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -> dict[str, Any]:
+def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Sequence[Override]) -> dict[str, Any]:
     """A limit with what is used of it: what it is, and the fields of its usage."""
     name, _, share = row.name.partition("@")
     # More than a century ahead is shown as never.
@@ -293,7 +289,7 @@ def limit_row(row: LimitUsage, limits: dict[str, Limit], overrides: Overrides) -
 
 def add_keys(event: dict[str, Any], served: ServedGate, snapshot: Snapshot) -> None:
     limits = {limit.name: limit for limit in served.policy.limits}
-    overrides = overrides_of(snapshot)
+    overrides = snapshot.overrides
     known = {(row["name"], row["key"]) for row in event["keys"]}
     for row in (*snapshot.limits, *snapshot.keys):
         if row.key is not None and "@" not in row.name and (row.name, row.key) not in known:

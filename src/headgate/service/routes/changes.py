@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...kernel.model import Usage
+from ...http.problems import Problem
+from ...kernel.model import Usage, plain
 from ..schema import shapes
 from ..schema.values import PAUSED, members
 from ..web import json_response
@@ -12,8 +13,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ...gate import AsyncGate
     from ..app import Guard
     from ..web import Request, Response
+
+
+#: The query of `clear_limit`.
+TIGHTENED = shapes.choice("True: end what was tightened, and leave what was set. Default: false.", "true", "false")
 
 
 def _record(guard: Guard, request: Request, action: str, gate: str, **facts: Any) -> None:
@@ -24,27 +30,46 @@ async def set_limit(guard: Guard, request: Request) -> Response:
     key = key_of(check_query(request, "key").get("key"))
     body = await request.json(guard.settings.max_body)
     shapes.LIMIT.check(body)
-    return await _change(guard, request, key, body["value"])
+    gate, limit = guard.served(request.params["gate"]).gate, request.params["limit"]
+    was = await _value_before(gate, limit, key)
+    value, terms = body["value"], {name: body[name] for name in ("reason", "expires_in") if body.get(name)}
+    await gate.set_limit(limit, value, key, **terms)
+    _record(guard, request, "set limit", gate.name, limit=limit, key=key, value=value, was=was, **terms)
+    return json_response({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was})
 
 
 async def clear_limit(guard: Guard, request: Request) -> Response:
-    key = key_of(check_query(request, "key").get("key"))
+    query = check_query(request, "key", "tightened")
+    key, tightened = key_of(query.get("key")), query.get("tightened", "false")
+    if tightened not in ("true", "false"):
+        raise Problem(422, "invalid-input", f"tightened is true or false, not {tightened!r:.80}")
     shapes.NOTHING.check(await request.json(guard.settings.max_body))
-    return await _change(guard, request, key, None)
-
-
-async def _change(guard: Guard, request: Request, key: dict[str, str] | None, value: float | None) -> Response:
     gate, limit = guard.served(request.params["gate"]).gate, request.params["limit"]
-    shown = ",".join((key or {}).values()) or None
-    before = {(override.limit, override.key): override.value for override in await gate.overrides()}
-    if value is None:
-        await gate.clear_limit(limit, key)
-    else:
-        await gate.set_limit(limit, value, key)
-    was = before.get((limit, shown))
-    action = "clear limit" if value is None else "set limit"
-    _record(guard, request, action, gate.name, limit=limit, key=key, value=value, was=was)
-    return json_response({"gate": gate.name, "limit": limit, "key": key, "value": value, "was": was})
+    lowered = tightened == "true"
+    was = await _value_before(gate, limit, key, lowered)
+    await gate.clear_limit(limit, key, tightened=lowered)
+    action = "end tightening" if lowered else "clear limit"
+    _record(guard, request, action, gate.name, limit=limit, key=key, value=None, was=was)
+    return json_response({"gate": gate.name, "limit": limit, "key": key, "value": None, "was": was})
+
+
+async def _value_before(
+    gate: AsyncGate, limit: str, key: dict[str, str] | None, tightened: bool = False
+) -> float | None:
+    shown = (limit, ",".join((key or {}).values()) or None, tightened)
+    found = {(one.limit, one.key, one.tightened): one.value for one in await gate.overrides()}
+    return found.get(shown)
+
+
+async def tighten(guard: Guard, request: Request) -> Response:
+    """A worker may say it, since it only lowers, and ends by itself."""
+    key = key_of(check_query(request, "key").get("key"))
+    body = await request.json(guard.settings.max_body)
+    shapes.TIGHTEN.check(body)
+    gate, limit = guard.served(request.params["gate"]).gate, request.params["limit"]
+    found = await gate.tighten(limit, body["value"], key, expires_in=body["expires_in"], reason=body.get("reason"))
+    guard.audit.record_tightening(gate.name, found, request.bearer, request.client)
+    return json_response(plain(found))
 
 
 def _paused(usage: Usage) -> dict[str, Any]:

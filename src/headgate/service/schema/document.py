@@ -83,6 +83,14 @@ def _limit_usage() -> Schema:
     return _object("How full one limit is. Times are seconds from now.", **schemas(LimitUsage, kind=kinds))
 
 
+def _override(about: str) -> Schema:
+    ends = {**SECONDS, "description": "Seconds until it ends by itself; null: it stays until it is cleared."}
+    lowers = {**YES, "description": "It was tightened: it only lowers what else would be in force."}
+    return _object(
+        about, limit=TEXT, key=or_null(TEXT), value=NUMBER, reason=TEXT, expires_in=or_null(ends), tightened=lowers
+    )
+
+
 #: Schemas of answers.
 ANSWERS: dict[str, Schema] = {
     "Permit": _object(
@@ -120,7 +128,8 @@ ANSWERS: dict[str, Schema] = {
         released={**YES, "description": "False: it had already ended, and nothing was changed."},
     ),
     "LimitUsage": _limit_usage(),
-    "OverrideInForce": _object("A limit's value while running.", limit=TEXT, key=or_null(TEXT), value=NUMBER),
+    "OverrideInForce": _override("A limit's value while running."),
+    "Tightened": _override("What is in force then: this, something lower, or the configured value."),
     "Holder": _object(
         "A live lease. Its times are seconds.",
         id=PERMIT_ID,
@@ -143,6 +152,7 @@ ANSWERS: dict[str, Schema] = {
         timing=TIMING,
         limits=_list("LimitUsage"),
         holders=_list("Holder"),
+        overrides=_list("OverrideInForce"),
     ),
     "Override": _object(
         "An override, and what was there before.",

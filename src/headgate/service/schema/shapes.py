@@ -243,8 +243,26 @@ RENEW = Shape("Renew", "How long the lease is to last.", {"lease": LEASE})
 SENT = Shape("Sent", "When the request is written: now, or so long ago.", {"sent_for": SENT_FOR})
 RELEASE_FIELDS = {"outcome": OUTCOME, "retry_after": RETRY_AFTER, "cost": ACTUAL}
 RELEASE = Shape("Release", "How it ended.", {**RELEASE_FIELDS, "sent_for": SENT_FOR})
+_REASON = text("Why; shown with the limit.", 200, least=0)
 LIMIT = Shape(
-    "Limit", "The value in force from the next decision on.", {"value": number("The new limit.", LEAST)}, ("value",)
+    "Limit",
+    "The value in force from the next decision on.",
+    {
+        "value": number("The new limit.", LEAST),
+        "reason": _REASON,
+        "expires_in": number("Seconds after which it ends by itself; without it, it stays.", 0.001, 86_400 * 365),
+    },
+    ("value",),
+)
+TIGHTEN = Shape(
+    "Tighten",
+    "What the limit is at most, and for how long. It never raises anything.",
+    {
+        "value": number("The limit is at most this.", LEAST),
+        "expires_in": number("Seconds after which it ends by itself, a day at most.", 0.001, 86_400),
+        "reason": _REASON,
+    },
+    ("value", "expires_in"),
 )
 PAUSE = Shape(
     "Pause",

@@ -14,7 +14,7 @@ from ...errors import HeadgateError, InvalidInput, StoreUnavailable, UnknownGate
 from ...gate.base import widened
 from ...gate.served import execute_on
 from ...http.headers import JSON
-from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand
+from ...kernel.commands import Admit, Cancel, Configure, Pause, Release, Reset, Settle, Stand, Tighten
 from ...kernel.model import NEVER, SECOND, Ended, Grant, Refusal, Wait
 from ...kernel.plan import Policy
 from ...stores import open_store
@@ -341,9 +341,9 @@ async def execute(guard: Guard, request: Request) -> Response:
     allows = bearer.scopes.__contains__ if bearer is not None else lambda scope: guard.tokens is None
 
     def on_reply(command: Command, reply: Any) -> None:
-        if isinstance(command, Configure | Pause | Reset):
+        if isinstance(command, Configure | Pause | Reset | Tighten):
             if not isinstance(reply, HeadgateError):
-                _audit(guard, request, command)
+                _audit(guard, request, command, reply)
         else:
             _count(guard, server.standing, command, reply)
 
@@ -375,13 +375,20 @@ def _count(guard: Guard, standing: dict[str, float], command: Command, reply: An
         guard.count(command.gate, "refused")
 
 
-def _audit(guard: Guard, request: Request, command: Configure | Pause | Reset) -> None:
+def _audit(guard: Guard, request: Request, command: Configure | Pause | Reset | Tighten, reply: Any) -> None:
     client = request.client or "unknown"
     record = guard.audit.record
     if isinstance(command, Configure):
         name, _, key = command.member.partition("|")
-        action = "clear limit" if command.value is None else "set limit"
-        record(action, command.gate, request.bearer, client, limit=name, key=key or None, value=command.value)
+        action = "set limit" if command.value is not None else "end tightening" if command.tightened else "clear limit"
+        facts: dict[str, Any] = {"limit": name, "key": key or None, "value": command.value}
+        if command.reason:
+            facts["reason"] = command.reason
+        if command.length:
+            facts["expires_in"] = command.length / SECOND
+        record(action, command.gate, request.bearer, client, **facts)
+    elif isinstance(command, Tighten):
+        guard.audit.record_tightening(command.gate, reply, request.bearer, client)
     elif isinstance(command, Reset):
         record("reset", command.gate, request.bearer, client, limit=command.limit)
     elif not command.length:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ...errors import HeadgateError, InvalidInput, PolicyChanged
-from ...gate.inspection import checked_search
+from ...gate.inspection import checked_search, checked_tightening
 from ...http.problems import Problem
 from ...kernel.commands import (
     FORMS,
@@ -25,6 +25,7 @@ from ...kernel.commands import (
     Settle,
     Stamp,
     Stand,
+    Tighten,
 )
 from ...kernel.commands.table import PLAIN, REMEMBERED, WAITS
 from ...kernel.limits import LARGEST, positive
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from ...gate.served import ServedGate
     from ...kernel.commands import Command
+    from ...kernel.limits import Limit
     from ...kernel.plan import Plan, Policy
     from ...stores.http.wire import ToldPolicy
     from .execute import StoreServer
@@ -221,17 +223,32 @@ class RequestReader:
             checked_search(policy, keys, top, search)
         return Peek(policy, plan=plan, leases=bool(leases), waiters=bool(waiters), keys=keys, top=top, search=search)
 
-    def configure(self, gate: Any, member: Any, value: Any) -> Command:
+    def configure(
+        self, gate: Any, member: Any, value: Any, length: Any = 0, reason: Any = "", tightened: Any = False
+    ) -> Command:
+        self._value(gate, member, value)
+        _int("for how long a value is set", length, 0, NEVER)
+        return Configure(gate, str(member), value, length, label_of(reason) or "", bool(tightened) and value is None)
+
+    def tighten(self, gate: Any, member: Any, value: Any, configured: Any, length: Any, reason: Any) -> Command:
+        limit = self._value(gate, member, positive(f"gate {gate!r}: a limit", value))
+        own = positive(f"gate {gate!r}: the configured limit", configured) if limit is None else limit.limit
+        checked_tightening(gate, _int("for how long a limit is tightened", length, 1, NEVER))
+        return Tighten(gate, str(member), value, own, length, label_of(reason) or "")
+
+    def _value(self, gate: Any, member: Any, value: Any) -> Limit | None:
+        """Check a limit, its key and its value. Returns the limit; None of a gate that the guard's file does not name."""
         found = self.gate(gate)
         name, bar, key = str(member).partition("|")
         if value is not None:
-            value = positive(f"gate {gate!r}: the limit {name!r}", value)
-        if found is not None:
-            limit = found.policy.limit(name)
-            found.policy.member(name, {limit.by or "": key} if bar else None)
-            if value is not None:
-                limit.checked_value(gate, value)
-        return Configure(gate, str(member), value)
+            positive(f"gate {gate!r}: the limit {name!r}", value)
+        if found is None:
+            return None
+        limit = found.policy.limit(name)
+        found.policy.member(name, {limit.by or "": key} if bar else None)
+        if value is not None:
+            limit.checked_value(gate, value)
+        return limit
 
     def pause(self, gate: Any, length: Any, reason: Any) -> Command:
         self.gate(gate)

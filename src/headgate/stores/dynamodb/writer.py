@@ -16,7 +16,7 @@ from itertools import count
 from ...aws import ResultUnknown, Throttled, Unreachable
 from ...background import at_end, start_daemon
 from ...errors import Denied, HeadgateError, StoreUnavailable
-from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle
+from ...kernel.commands import Admit, Cancel, Configure, Release, Reset, Settle, Tighten
 from ...kernel.commands.base import compare
 from ...kernel.head import is_another, is_epoch
 from ...kernel.model import SECOND, Wait
@@ -330,8 +330,9 @@ class GateWriter:
         if isinstance(command, Admit) and (full := no_slot_left(command, now, records)) is not None:
             return full
         records.resetting = (command.limit,) if isinstance(command, Reset) else None
+        ends = records.space("terms").first()
         reply = command.apply(now, records)
-        if isinstance(command, Configure):
+        if isinstance(command, Configure | Tighten) or records.space("terms").first() != ends:  # or some have ended
             records.configured = records.head.seq
         elif isinstance(reply, Wait) and isinstance(command, Admit) and len(records.tickets) > MOST_WAITERS:
             if not command.waits:

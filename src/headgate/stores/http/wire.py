@@ -207,6 +207,8 @@ def row(reply: Any) -> Any:
     if kind is Pulse:
         lists = (reply.gone, reply.called, reply.unknown)
         return ("p", reply.now, dict(reply.expires), *lists, reply.timer, reply.timer_at, reply.sessions)
+    if kind is Override:
+        return ("o", *plain(reply).values())
     if kind is Snapshot:
         told = [(_SNAPSHOT_WRITERS.get(name), getattr(reply, name)) for name in names_of(Snapshot)]
         return ("s", *[value if write is None else write(value) for write, value in told])
@@ -307,6 +309,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "r": _refusal,
     "p": _pulse,
     "s": _snapshot,
+    "o": lambda raw: Override(*raw[1 : 1 + len(names_of(Override))]),
     "x": _error,
 }
 

@@ -17,7 +17,7 @@ PARTS = {
     "records": ("records/spaces", "records/order", "records/write"),
     "limits": ("limits",),
     **{kind: (kind,) for kind in KINDS},
-    "plan": ("plan",),
+    "plan": ("overrides", "plan"),
     "line": ("line/state", "line/ahead", "line/sessions", "line/standing", "line/serving"),
     "commands": ("commands/base", "commands/admit", "commands/settle", "commands/stamp"),
     "batch": ("batch",),

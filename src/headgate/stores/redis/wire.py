@@ -357,13 +357,16 @@ _SNAPSHOT: dict[str, Callable[[Any, Any], Any]] = {
     **{one.name: lambda command, raw: _text(raw) for one in fields(Snapshot) if one.type == "str"},
     "limits": lambda command, raw: tuple(map(_usage, raw)),
     "leases": lambda command, raw: _held(raw),
-    "overrides": lambda command, raw: tuple(
-        Override(_text(limit), _name(key), float(value)) for limit, key, value in raw
-    ),
+    "overrides": lambda command, raw: tuple(map(_override, raw)),
     "decision": lambda command, raw: None if raw is None else _READERS[_text(raw[0])](command, raw),
     "waiters": lambda command, raw: tuple(map(_ticket, raw)),
     "keys": lambda command, raw: tuple(map(_usage, raw)),
 }
+
+
+def _override(raw: Any) -> Override:
+    limit, key, value, reason, expires_in, tightened = raw
+    return Override(_text(limit), _name(key), float(value), _text(reason), _float(expires_in), tightened == 1)
 
 
 def _snapshot(command: Any, raw: Any) -> Snapshot:
@@ -383,4 +386,5 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "E": _error,
     "P": _pulse,
     "S": _snapshot,
+    "O": lambda command, raw: _override(raw[1:]),
 }

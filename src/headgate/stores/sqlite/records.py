@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .space import Pair
 
 #: The kinds of space whose size decisions need.
-COUNTED = frozenset(("leases", "tickets", "sessions", "overrides"))
+COUNTED = frozenset(("leases", "tickets", "sessions", "overrides", "terms"))
 
 _HEAD = "SELECT id, value FROM heads WHERE gate = ?"
 _NEW_HEAD = "INSERT INTO heads (gate, value) VALUES (?, ?)"

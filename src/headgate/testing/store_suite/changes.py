@@ -46,6 +46,94 @@ class ChangeTests(StoreHarness):
         assert self.count(gate, key={"org": "other"}) == 2
         assert gate.usage(key={"org": "big"})["org"].limit == 4
 
+    def test_an_override_says_why_and_ends_by_itself_at_the_time_of_the_store(self) -> None:
+        gate = self.gate(Window(10, per="1h", name="w"))
+        gate.set_limit("w", 3, reason="maintenance", expires_in="90s")
+        [found] = gate.overrides()
+        assert (found.value, found.reason, found.expires_in, found.tightened) == (3, "maintenance", 90.0, False)
+        assert self.count(gate) == 3
+        self.clock.advance(microseconds=90 * SECOND - 1)
+        assert gate.overrides()[0].expires_in == 1e-6
+        assert gate.try_acquire() is None
+        self.clock.advance(microseconds=1)
+        assert gate.overrides() == []
+        assert gate.usage()["w"].limit == 10
+        assert self.count(gate) == 7
+        gate.set_limit("w", 20, expires_in="1m")
+        gate.set_limit("w", 15)  # what is set without an end has none, whatever was set before it
+        self.clock.advance("1d")
+        assert gate.usage()["w"].limit == 15
+
+    def test_a_tightening_lowers_what_is_in_force_and_raises_nothing(self) -> None:
+        gate = self.gate(Window(10, per="1h", name="w"))
+        other = self.gate(Window(10, per="1h", name="w"))
+        assert gate.tighten("w", 20, expires_in="1m").value == 10
+        assert gate.overrides() == []
+        found = gate.tighten("w", 4, expires_in="1m", reason="the upstream says 4")
+        assert (found.value, found.reason, found.expires_in, found.tightened) == (4, "the upstream says 4", 60.0, True)
+        assert self.count(other) == 4
+        assert other.tighten("w", 6, expires_in="30s").value == 4
+        gate.set_limit("w", 8)
+        assert other.usage()["w"].limit == 4
+        gate.set_limit("w", 2)  # an operator's that is lower is in force
+        assert other.tighten("w", 3, expires_in="1s").value == 2
+        assert {(one.value, one.tightened) for one in gate.overrides()} == {(2, False), (3, True)}
+        gate.set_limit("w", 8)
+        self.clock.advance("2s")
+        assert gate.usage()["w"].limit == 4  # the one for a minute still holds, though a lower one came and went
+        self.clock.advance("58s")
+        assert [(one.value, one.tightened) for one in gate.overrides()] == [(8, False)]
+        assert self.count(gate) == 4
+
+    def test_a_tightening_is_for_one_key_or_for_all_and_is_taken_back_apart_from_what_was_set(self) -> None:
+        gate = self.gate(Concurrency(4, name="org", by="org"))
+        gate.set_limit("org", 8, key={"org": "big"})
+        gate.tighten("org", 2, key={"org": "big"}, expires_in="1h")
+        gate.tighten("org", 3, expires_in="1h")
+        assert self.count(gate, key={"org": "big"}) == 2
+        assert self.count(gate, key={"org": "small"}) == 3
+        gate.clear_limit("org", key={"org": "big"}, tightened=True)
+        assert self.count(gate, key={"org": "big"}) == 1  # three in all: the tightening of every key holds for it, too
+        gate.clear_limit("org", tightened=True)
+        assert self.count(gate, key={"org": "big"}) == 5
+        gate.clear_limit("org", key={"org": "big"})
+        assert gate.overrides() == []
+
+    def test_a_waiter_goes_when_what_lowered_the_limit_ends(self) -> None:
+        gate = self.gate(Window(4, per="1h", name="w"))
+        self.take(gate, 2)
+        gate.tighten("w", 2, expires_in="10s")
+        told = self.stand(gate, "a", "p1")
+        assert isinstance(told, Wait)
+        assert told.check_at is not None
+        assert told.check_at - told.now == 10 * SECOND  # it is the first, and keeps the timer
+        self.clock.advance("10s")
+        assert isinstance(self.stand(gate, "a", "p1"), tuple)
+
+    def test_what_fits_only_after_a_tightening_is_refused_until_it_ends(self) -> None:
+        gate = self.gate(Window(10, per="1h", name="w"))
+        gate.tighten("w", 3, expires_in="30s")
+        denied = self.denial(gate, cost=5)
+        assert denied.limit == "w"
+        assert denied.retry_after == 30.0
+        assert self.denial(gate, cost=11).retry_after is None
+        self.clock.advance("30s")
+        self.take(gate, cost=5)
+
+    def test_many_tightenings_leave_a_bounded_record_that_is_never_weaker(self) -> None:
+        gate = self.gate(Window(100, per="1h", name="w"))
+        ends = {value: 10 * value for value in range(1, 60)}  # seconds: the lower, the sooner it ends
+        for value in (*range(2, 60, 3), *range(1, 60, 3), *range(3, 60, 3)):
+            gate.tighten("w", value, expires_in=ends[value])
+        before = 0.0
+        for second in range(0, 600, 7):
+            value = gate.usage()["w"].limit
+            assert value <= min([value for value, end in ends.items() if end > second], default=100)
+            assert value >= before
+            before = value
+            self.clock.advance("7s")
+        assert gate.usage()["w"].limit == 100
+
     def test_another_kind_under_an_old_name_is_an_error_that_names_reset(self) -> None:
         self.take(self.gate(Window(10, per="1m", name="x")))
         gate = self.gate(Bucket(10, per="1m", name="x"))

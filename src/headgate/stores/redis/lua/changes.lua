@@ -191,8 +191,7 @@ local function keys_of(now, policy, name, top, search)
   for index, row in ipairs(policy.rows) do
     if row[8] < 0 and row[6] == name then limit = limit_of(policy, index) end
   end
-  local begins, overrides, overridden = name .. '|', space('overrides'), records.head.overrides > 0
-  local shared, seen, members = overridden and overrides:get(name) or nil, 0, {}
+  local begins, overridden, seen, members = name .. '|', records.head.overrides > 0, 0, {}
   for _, pair in ipairs(states:scan()) do
     local member = pair[2]
     if member:sub(1, #begins) == begins then
@@ -206,7 +205,7 @@ local function keys_of(now, policy, name, top, search)
   for _, member in ipairs(members) do
     local state = states:get(member)
     if state and state[1] == limit.kind then
-      local value = overridden and overrides:get(member) or shared or limit.limit
+      local value = overridden and value_of(name, member, limit.limit, 1) or limit.limit
       found[#found + 1] = {-limit.rough_use(now, member, state) / value, member, value}
     end
   end
@@ -224,12 +223,39 @@ local function keys_of(now, policy, name, top, search)
   return rows
 end
 
+-- An override as it is told: limit, key, value, reason, seconds until it ends, 1 where it only lowers.
+local function told_override(now, member, value, ends, reason, tightened)
+  local name, key = partition(member, '|')
+  return {name, key ~= '' and key or false, exact(value), reason, ends < NEVER and exact((ends - now) / SECOND) or false,
+    tightened}
+end
+
+-- What operators have set, and of each member's tightenings the one in force.
+local function listed(now)
+  local overrides, terms, found, lowered = space('overrides'), space('terms'), {}, {}
+  for index, pair in ipairs(overrides:scan()) do
+    local member = pair[2]
+    local term = terms:get('=' .. member) or {NEVER, ''}
+    found[index] = told_override(now, member, overrides:get(member), term[1], term[2], 0)
+  end
+  for _, pair in ipairs(terms:scan()) do
+    if pair[2]:sub(1, 1) == '<' then lowered[#lowered + 1] = {0, pair[2]} end
+  end
+  table.sort(lowered, is_before)
+  for _, pair in ipairs(lowered) do
+    local row = terms:get(pair[2])[1]
+    found[#found + 1] = told_override(now, pair[2]:sub(2), row[1], row[2], row[3], 1)
+  end
+  return found
+end
+
 local function look(now, wanted)
   local head, asked = records.head, wanted[3]
   local seq = head.seq
   if now < head.now then now = head.now end
   head.now = now
   notice(now)
+  if head.overrides > 0 then lapse() end
   local overdue = 0
   if head.tickets > 0 and now >= line_module().line_state().timer_at then
     overdue = line_module().line_state().timer_at
@@ -249,17 +275,9 @@ local function look(now, wanted)
       blocking = blocking_member(now, steps, decision[1] == 'W' and decision[3] or decision[1] == 'R' and decision[2])
     end
   end
-  local overrides = {}
-  if head.overrides > 0 then
-    local listed = space('overrides')
-    for index, pair in ipairs(listed:scan()) do
-      local name, key = partition(pair[2], '|')
-      overrides[index] = {name, key ~= '' and key or false, exact(listed:get(pair[2]))}
-    end
-  end
   local leases = wanted[4] and holders(now, blocking) or {}
   return {'S', now, seq, head.paused > now and head.paused or 0, head.reason, head.tickets, limits, leases,
-    overrides, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, overdue, keys}
+    head.overrides > 0 and listed(now) or {}, decision, wanted[6] and head.tickets > 0 and waiters(now) or {}, overdue, keys}
 end
 
 -- wanted: policy, ref of the ask or false, whether leases are wanted, ref of a plan that has all limits, whether
@@ -284,21 +302,79 @@ local function look_everywhere(now)
   end
 end
 
+-- wanted: member, value or false, for how long (0: until it is cleared), reason, whether its tightenings end instead
 function changes.o(now, wanted)
   now = begin(now)
-  local overrides, member, value = space('overrides'), wanted[2], wanted[3]
-  if value then
+  local overrides, terms, member, value = space('overrides'), space('terms'), wanted[2], wanted[3]
+  if wanted[6] then
+    terms:delete('<' .. member)
+  elseif value then
+    local ends, reason = wanted[4] ~= 0 and now + wanted[4] or NEVER, wanted[5]
     overrides:put(member, value, 0)
+    if ends < NEVER or reason ~= '' then
+      terms:put('=' .. member, {ends, reason}, ends)
+    else
+      terms:delete('=' .. member)
+    end
   else
     overrides:delete(member)
+    terms:delete('=' .. member)
   end
-  records.head.overrides = overrides:len()
-  -- What is known of where nothing fits was known for the old value.
-  for _, kind in ipairs({'windows', 'promised'}) do
-    for _, name in ipairs(names(kind)) do space(kind, name):delete('hint') end
-  end
+  values_changed()
   look_everywhere(now)
   return 0
+end
+
+-- So many tightenings of one member are kept: see overrides.py.
+local MOST_ROWS = 8
+
+-- Have a value hold at most until `ends`. Returns whether a lower value is in force by it than by those before.
+local function tighten(member, value, ends, reason)
+  local terms, rows, place = space('terms'), {}, 1
+  local before = terms:get('<' .. member) or {}
+  for _, row in ipairs(before) do
+    if row[1] <= value and row[2] >= ends then return false end
+    if row[1] < value or row[2] > ends then rows[#rows + 1] = row end
+    if row[1] < value then place = #rows + 1 end
+  end
+  table.insert(rows, place, {value, ends, reason})
+  if #rows > MOST_ROWS then
+    local near = 1
+    for at = 2, MOST_ROWS do
+      if rows[at + 1][1] - rows[at][1] < rows[near + 1][1] - rows[near][1] then near = at end
+    end
+    rows[near] = {rows[near][1], rows[near + 1][2], rows[near][3]}
+    table.remove(rows, near + 1)
+  end
+  terms:put('<' .. member, rows, rows[1][2])
+  return not before[1] or rows[1][1] < before[1][1]
+end
+
+-- wanted: member, value, configured value, for how long, reason
+function changes.i(now, wanted)
+  now = begin(now)
+  lapse()
+  local member, value, configured = wanted[2], wanted[3], wanted[4]
+  if value < configured then
+    local lower = tighten(member, value, now + wanted[5], wanted[6])
+    count_overrides()
+    if lower then
+      values_changed()
+      look_everywhere(now)
+    end
+  end
+  local name, key = partition(member, '|')
+  local found, rows = told_override(now, member, configured, NEVER, '', 0), listed(now)
+  local function concerns(row) return row[1] == name and (not row[2] or row[2] == key) end
+  for _, keyed in ipairs({false, true}) do -- the key's own value after the gate's: it takes its place
+    for _, row in ipairs(rows) do
+      if row[6] == 0 and concerns(row) and (row[2] and true or false) == keyed then found = row end
+    end
+  end
+  for _, row in ipairs(rows) do
+    if row[6] == 1 and concerns(row) and tonumber(row[3]) < tonumber(found[3]) then found = row end
+  end
+  return {'O', unpack(found)}
 end
 
 function changes.u(now, wanted)

@@ -20,6 +20,8 @@ local on_a_copy
 -- limits.lua, concurrency.lua
 local NO_LEASE, makers, raise, kind_changed, kind_of, state_of, partition, usage_of, prune, used_up, recovered
 local outcome_of, fitting
+-- overrides.lua
+local value_of, lifts_at, is_overridden, count_overrides, values_changed, lapse
 -- plan.lua
 local sent, begin_plans, policy_of, remember, limit_of, plan_for, recall, current, too_large, rounded
 local earliest, earliest_now, blocked_by, charge, hold, let_go, is_another_kind, check_kinds

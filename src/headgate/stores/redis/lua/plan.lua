@@ -174,18 +174,14 @@ function rounded(number)
   return tonumber(format('%.9f', number))
 end
 
--- The steps with the values in force: an override for the key, else for the limit, else its own.
+-- The steps with the values in force at the time of the head. What has come to its end by then goes first.
 function current(plan)
-  local overrides, changed = space('overrides'), {}
+  lapse()
+  local changed = {}
   for index, step in ipairs(plan.steps) do
-    local _, key = partition(step.member, '|')
-    local found = step.keyed and overrides:get(step.base .. '|' .. key) or nil
-    if found == nil then found = overrides:get(step.base) end
-    if found ~= nil then
-      step = {limit = step.limit, member = step.member, cost = step.cost, value = rounded(found * step.share),
-        base = step.base, share = step.share, rank = step.rank, keyed = step.keyed}
-    end
-    changed[index] = step
+    changed[index] = {limit = step.limit, member = step.member, cost = step.cost,
+      value = value_of(step.base, step.member, step.value, step.share), base = step.base, share = step.share,
+      rank = step.rank, keyed = step.keyed}
   end
   return changed
 end

@@ -158,7 +158,10 @@ function decide_ask(now, ask, plan, id, holder, attempt)
   end
   local steps = steps_in_force(now, plan)
   local excessive = too_large(plan, steps)
-  if excessive then return refusal_of(excessive.base, too_large_text(excessive, plan), NEVER, now) end
+  if excessive then
+    local lifts = too_large(plan, plan.steps) and NEVER or lifts_at(excessive)
+    return refusal_of(excessive.base, too_large_text(excessive, plan, lifts), lifts, now)
+  end
   if plan.policy.waiting == 'promise' then return promise(now, ask, plan, steps, id, holder, attempt) end
   local at, last
   if head.tickets > 0 and not ask.waits and line_module().is_behind(plan) then return behind(now, plan, steps) end

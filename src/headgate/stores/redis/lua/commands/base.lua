@@ -25,13 +25,6 @@ end
 -- A member of `assumed` after a loss: the line is gone, so that no call holds anything any more.
 local NO_LINE = ''
 
-local function is_overridden(member)
-  local overrides = space('overrides')
-  local name, key = partition(member, '|')
-  local base = partition(name, '@')
-  return overrides:get(base) ~= nil or overrides:get(base .. '|' .. key) ~= nil
-end
-
 -- Delete what has expired: idle states, ended permits. Their scores are lower bounds, checked here.
 local function reap(now)
   records.head.policy = '' -- it may be gone; the next `remember` looks
@@ -105,7 +98,8 @@ function lose(now)
   local head = records.head
   head.lost, head.lost_before = now, now
   -- What the head says of the other keys may not be so any more.
-  head.overrides, head.tickets, head.ends, head.policy = space('overrides'):len(), space('tickets'):len(), '', ''
+  count_overrides()
+  head.tickets, head.ends, head.policy = space('tickets'):len(), '', ''
 end
 
 -- State that was lost is noticed here. Returns whether it was.
@@ -181,11 +175,13 @@ local function figure(number)
   return format((number == floor(number) or number >= 100) and '%.0f' or '%.3g', number)
 end
 
-function too_large_text(step, plan)
+-- Why an ask can never go; or not before `lifts`, when a value ends that was set for a time.
+function too_large_text(step, plan, lifts)
   local limit = step.limit
   local whose = step.rank >= 0 and "the share of priority '" .. plan.policy.priorities[step.rank + 1] .. "'" or 'it'
   local most = limit.leased and 'no slot at all' or 'at most ' .. figure(limit:largest(step.value)) .. ' at once'
-  return format('a cost of %s %s can never fit: %s allows %s', figure(step.cost), limit.unit, whose, most)
+  local fits = lifts >= NEVER and 'can never fit' or 'does not fit at present'
+  return format('a cost of %s %s %s: %s allows %s', figure(step.cost), limit.unit, fits, whose, most)
 end
 
 -- Pause at least until then; a pause that is already longer stays.

@@ -132,11 +132,12 @@ local CLOCKS, CLOCKS_IN_A_PAUSE = {'calls', 'due', 'sessions', 'young'}, {'calls
 local CLOCKS_OF_PLAIN = {'calls', 'sessions'}
 
 -- The first in order keeps the timer: for its own moment, and for all that happens by itself before.
-local function _keep_timer(now, waits, blocked, clocks)
+local function _keep_timer(now, waits, blocked, clocks, terms_run)
   local state = line_state()
   local at = NEVER
   for _, wait in ipairs(waits) do at = min(at, wait[1]) end
   for _, kind in ipairs(state.plain and CLOCKS_OF_PLAIN or clocks) do at = min(at, (space(kind):first()) or NEVER) end
+  if terms_run then at = min(at, (space('terms'):first()) or NEVER) end
   local first = waits[1]
   local holder = first and first[3]
   if holder then
@@ -235,7 +236,7 @@ local function _call_all(now, asker)
   end
   -- There is a lane that is neither ready nor parked.
   if not waits[1] and space('lanes'):len() > 0 then broken() end
-  _keep_timer(now, waits, blocked, CLOCKS)
+  _keep_timer(now, waits, blocked, CLOCKS, overridden)
 end
 
 -- A message to a process had so many subscribers. Where it had one before and has none now, the process is dead or cut off:
@@ -309,6 +310,7 @@ function line.serve(now, asker)
       score, first = young:first()
     end
   end
+  if records.head.overrides > 0 then lapse() end
   local paused = records.head.paused
   if paused > now then
     _keep_timer(now, {{ paused, '', _any_waiting({}) or false} }, {}, CLOCKS_IN_A_PAUSE)

@@ -23,7 +23,7 @@ local NUMERIC = {windows = true, promised = true}
 local MOMENTS = {states = true, windows = true, promised = true, leases = true, permits = true}
 -- Spaces whose expiry is refreshed with the head, not with every write: see main.lua. The head says by these letters
 -- which of them have been given an expiry; what a person has set has none.
-local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = ''}
+local FIXED = {states = 's', permits = 'p', policies = 'o', zones = 'z', assumed = 'a', overrides = '', terms = ''}
 local LISTED = {leases = true, windows = true, promised = true}
 -- Spaces whose expiry need not be refreshed by every write once their keys are there: those of the line that have no
 -- name are refreshed with the head too, leases once a day (concurrency.lua).

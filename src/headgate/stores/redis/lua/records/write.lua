@@ -161,7 +161,7 @@ function write_records(life, due)
   for index = 1, #used do
     local one = used[index]
     -- What a person has set stays until that person says otherwise.
-    if one.dirty then one:write(one.kind ~= 'overrides' and life or nil, due) end
+    if one.dirty then one:write(one.kind ~= 'overrides' and one.kind ~= 'terms' and life or nil, due) end
     empty(one)
   end
   if gate.size <= SPACES then
