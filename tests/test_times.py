@@ -43,6 +43,7 @@ AMOUNTS = {
     "was",
     "configured",
     "override",
+    "tightened",
     "holding",
     "own",
     "burst",

@@ -352,6 +352,32 @@ def test_a_limit_is_set_seen_and_deleted(gates: Any) -> None:
     assert done("limits", "get", "adobe", "rpm") == "3\n"
 
 
+def test_a_limit_is_set_for_a_time_and_with_a_reason(gates: Any) -> None:
+    told = done("limits", "set", "adobe", "rpm", "1", "--for", "2h", "--reason", "[maintenance]")
+    assert told == "adobe: rpm is now 1 for 2h00m\n"
+    row = read("limits", "get", "adobe", "rpm")
+    assert (row["value"], row["reason"], row["tightened"]) == (1, "[maintenance]", None)
+    assert 7190 < row["expires_in"] <= 7200
+    assert "[maintenance]" in done("limits", "list")
+    assert "rpm set to 1 for" in done("status", "adobe")
+    assert read("status", "adobe")["gates"][0]["overrides"][0]["reason"] == "[maintenance]"
+    with gates["adobe"].acquire():
+        assert "[maintenance]" in done("explain", "adobe")
+    done("limits", "delete", "adobe", "rpm")
+
+
+def test_what_was_tightened_is_seen_and_ended_apart_from_what_was_set(gates: Any) -> None:
+    done("limits", "set", "adobe", "rpm", "2")
+    gates["adobe"].tighten("rpm", 1, expires_in="1h", reason="the upstream said so")
+    assert done("limits", "get", "adobe", "rpm").startswith("1\n")
+    assert "tightened to 1" in done("limits", "set", "adobe", "rpm", "2")
+    assert "rpm tightened to 1 for" in done("status", "adobe")
+    done("limits", "delete", "adobe", "rpm", "--tightened")
+    assert done("limits", "get", "adobe", "rpm") == "2\n"
+    assert "was not tightened" in done("limits", "delete", "adobe", "rpm", "--tightened")
+    assert "as configured again" in done("limits", "delete", "adobe", "rpm")
+
+
 def test_a_limit_is_set_for_one_key_alone(gates: Any) -> None:
     done("limits", "set", "orgs", "org", "1", "--key", "org=acme")
     assert done("limits", "get", "orgs", "org", "--key", "org=acme") == "1\n"

@@ -456,7 +456,8 @@ def test_gates_are_listed_with_their_limits_and_shown_with_their_overrides(clien
     ]
     client("PUT", "/v1/gates/adobe/limits/rpm", {"value": 500})
     shown = client.get("/v1/gates/adobe").json
-    assert shown["overrides"] == [{"limit": "rpm", "key": None, "value": 500}]
+    terms = {"reason": "", "expires_in": None, "tightened": False}
+    assert shown["overrides"] == [{"limit": "rpm", "key": None, "value": 500} | terms]
     assert shown["limits"][0]["limit"] == 500
     assert (shown["mode"], shown["units"], shown["waiting"]) == ("line", ["requests"], 0)
 
@@ -512,6 +513,43 @@ def test_the_process_is_alive_and_ready_and_describes_itself(client: Client) -> 
 
 
 # --- changing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_set_for_a_time_with_a_reason_that_explain_tells(client: Client) -> None:
+    client("PUT", "/v1/gates/few/limits/few", {"value": 1, "reason": "maintenance", "expires_in": 3600})
+    [told] = client.get("/v1/gates/few").json["overrides"]
+    assert (told["value"], told["reason"], told["tightened"]) == (1, "maintenance", False)
+    assert 3590 < told["expires_in"] <= 3600
+    client.acquire("few")
+    explained = client.get("/v1/gates/few/explain").json
+    assert "few is set to 1 for" in explained["reason"]
+    assert "maintenance" in explained["reason"]
+    assert explained["overrides"][0]["reason"] == "maintenance"
+    client("DELETE", "/v1/gates/few/limits/few")
+
+
+def test_a_worker_tightens_a_limit_which_nothing_else_of_it_is_raised_by(client: Client) -> None:
+    path = "/v1/gates/few/limits/few/tighten"
+    told = client.post(path, {"value": 1, "expires_in": 60, "reason": "X-RateLimit-Limit: 1"}).json
+    assert (told["value"], told["tightened"], told["reason"]) == (1, True, "X-RateLimit-Limit: 1")
+    assert client.post(path, {"value": 900, "expires_in": 60}).json["value"] == 1
+    client("PUT", "/v1/gates/few/limits/few", {"value": 50})
+    assert client.get("/v1/gates/few").json["limits"][0]["limit"] == 1
+    changes = client.get("/v1/changes?gate=few").json["changes"]
+    assert [change["action"] for change in changes].count("tighten limit") == 1  # said twice, on record once
+    ended = client("DELETE", "/v1/gates/few/limits/few?tightened=true")
+    assert (ended.status, ended.json["was"]) == (200, 1)
+    assert client.get("/v1/gates/few").json["limits"][0]["limit"] == 50
+    client("DELETE", "/v1/gates/few/limits/few")
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"value": 1}, {"value": 0, "expires_in": 1}, {"value": 1, "expires_in": 86_401},
+             {"value": 1, "expires_in": 0}, {"value": 1, "expires_in": 5, "reason": "a\nb"}],
+)  # fmt: skip
+def test_a_tightening_that_makes_no_sense_is_refused(client: Client, body: Any) -> None:
+    assert client.post("/v1/gates/few/limits/few/tighten", body).status == 422
+    assert client.get("/v1/gates/few").json["overrides"] == []
 
 
 def test_a_limit_is_overridden_from_the_next_decision_on_and_given_back(client: Client) -> None:

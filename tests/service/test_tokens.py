@@ -30,6 +30,7 @@ from headgate.kernel.commands import (
     Settle,
     Stamp,
     Stand,
+    Tighten,
 )
 from headgate.kernel.plan import Policy
 from headgate.stores.http import wire as http_wire
@@ -137,6 +138,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "pause": ("configure", Pause("adobe", 1000, "by hand")),
     "resume": ("configure", Pause("adobe", 0, "")),
     "configure": ("configure", Configure("adobe", "rpm", None)),
+    "tighten": ("acquire", Tighten("adobe", "rpm", 1, 190, 1000)),
     "reset": ("configure", Reset("adobe", None)),
 }
 

@@ -21,7 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .plan import Step
     from .records import Records
 
     #: A tightening: its value, when it ends, and its reason.
@@ -48,10 +47,10 @@ def value_of(records: Records, base: str, member: str, own: float, share: float 
     return value
 
 
-def lifts_at(records: Records, step: Step) -> int:
-    """When something next ends that governs the value of a step; NEVER where nothing does by itself."""
+def lifts_at(records: Records, base: str, member: str) -> int:
+    """When something next ends that governs the value of a state; NEVER where nothing does by itself."""
     terms = records.space("terms")
-    moments = [terms.score(sign + member) for member in _members(step.base, step.member) for sign in "=<"]
+    moments = [terms.score(sign + one) for one in _members(base, member) for sign in "=<"]
     return min((moment for moment in moments if moment is not None), default=NEVER)
 
 

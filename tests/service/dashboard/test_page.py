@@ -129,7 +129,9 @@ def test_a_limit_is_changed_after_asking_and_given_back(guard: Guard, watched: A
     expect(page.locator("#toast")).to_have_text("in_flight is now 6.")
     shows(page, "in_flight", "3 / 6")
     expect(row(page, "in_flight").locator(".kind")).to_contain_text("set to 6")
-    assert guard.ask("GET", "/v1/gates/adobe")["overrides"] == [{"limit": "in_flight", "key": None, "value": 6}]
+    assert guard.ask("GET", "/v1/gates/adobe")["overrides"] == [
+        {"limit": "in_flight", "key": None, "value": 6, "reason": "", "expires_in": None, "tightened": False}
+    ]
 
     page.get_by_role("button", name="Change in_flight").click()
     dialog.get_by_role("button", name="Back to 4").click()

@@ -134,7 +134,7 @@ class Admit(Command):
         paused, tickets = head.paused, head.tickets
         steps = steps_in_force(records, now, plan) if head.overrides or head.lost else plan.steps
         if (step := plan.too_large(steps)) is not None:
-            lifts = NEVER if plan.too_large(plan.steps) is not None else lifts_at(records, step)
+            lifts = NEVER if plan.too_large(plan.steps) is not None else lifts_at(records, step.base, step.member)
             return Refusal(step.base, too_large(step, plan, lifts), lifts, now)
         if plan.policy.waiting == "promise":
             return self._promise(records, now, steps)

@@ -11,6 +11,8 @@ from .base import StoreHarness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...kernel.limits import Limit
 
 
@@ -127,9 +129,15 @@ class RateTests(StoreHarness):
         assert gate.usage()["w"].used == 1
 
     def test_a_bucket_under_a_lower_override_is_not_forgotten_before_it_has_run_off(self) -> None:
+        self._runs_off_slowly(lambda gate: gate.set_limit("b", 1))
+
+    def test_a_bucket_that_was_tightened_is_not_forgotten_before_it_has_run_off(self) -> None:
+        self._runs_off_slowly(lambda gate: gate.tighten("b", 1, expires_in="1h"))
+
+    def _runs_off_slowly(self, lower: Callable[[Gate], object]) -> None:
         gate = self.gate(Bucket(100, per="1s", slack=0, name="b"))
         self.take(gate, cost=100)
-        gate.set_limit("b", 1)
+        lower(gate)
         self.clock.advance("10s")  # at the limit's own rate it would have run off long ago; now it takes 100 s
         for _ in range(600):
             self.store.execute([Pause("suite", 0)])

@@ -21,10 +21,10 @@ function value_of(base, member, own, share)
   return value
 end
 
--- When something next ends that governs the value of a step; NEVER where nothing does by itself.
-function lifts_at(step)
+-- When something next ends that governs the value of a state; NEVER where nothing does by itself.
+function lifts_at(base, member)
   local terms, at = space('terms'), NEVER
-  for _, one in ipairs(members_of(step.base, step.member)) do
+  for _, one in ipairs(members_of(base, member)) do
     at = min(at, terms:score('=' .. one) or NEVER, terms:score('<' .. one) or NEVER)
   end
   return at

@@ -159,7 +159,7 @@ function decide_ask(now, ask, plan, id, holder, attempt)
   local steps = steps_in_force(now, plan)
   local excessive = too_large(plan, steps)
   if excessive then
-    local lifts = too_large(plan, plan.steps) and NEVER or lifts_at(excessive)
+    local lifts = too_large(plan, plan.steps) and NEVER or lifts_at(excessive.base, excessive.member)
     return refusal_of(excessive.base, too_large_text(excessive, plan, lifts), lifts, now)
   end
   if plan.policy.waiting == 'promise' then return promise(now, ask, plan, steps, id, holder, attempt) end
