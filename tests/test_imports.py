@@ -26,7 +26,7 @@ LAYERS = (
     ("sinks",),
     ("events", "config", "http", "limits"),
     ("gate",),
-    ("clients", "batch", "stages", "service", "contrib", "dropin", "simulate"),
+    ("clients", "batch", "stages", "service", "contrib", "dropin", "sentinelhub", "simulate"),
     ("pdf",),
     ("cli", "__main__"),
     ("testing",),

@@ -17,6 +17,8 @@ from tests.test_imports import LEVEL, package
 SOURCE = ROOT / "src" / "headgate"
 
 # What the standard library has and does not document: the methods of a named tuple, and of a lock that knows its owner.
+# The sentinelhub package has no public hook: a client of one's own overrides this method, and calls it.
+SENTINELHUB = {"_do_download"}
 # Django documents these of a model, underscore and all.
 DJANGO = {"_default_manager", "_meta"}
 STANDARD = {"_asdict", "_at_fork_reinit", "_fields", "_is_owned", "_make", "_replace"}
@@ -59,6 +61,7 @@ def trespasses(source: Path) -> list[str]:
             if not isinstance(node, ast.Attribute) or not is_private(node.attr) or is_own(node):
                 continue
             documented = DJANGO if file.is_relative_to(source / "contrib" / "django") else set()
+            documented = SENTINELHUB if file.is_relative_to(source / "sentinelhub") else documented
             if node.attr not in own | STANDARD | documented:
                 found.append(f"headgate/{file.relative_to(source).as_posix()}:{node.lineno} reads {ast.unparse(node)}")
     return found

@@ -46,6 +46,7 @@ __all__ = [
 #: Name → (module beside this file, the class in it). A new simulator is one file and one line.
 UPSTREAMS: dict[str, tuple[str, str]] = {
     "window": ("window", "WindowUpstream"),
+    "sentinel-hub": ("sentinel_hub", "SentinelHub"),
 }
 
 
