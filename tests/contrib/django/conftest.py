@@ -39,15 +39,17 @@ from tests.support.servers import NoServer, Server  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
-def database() -> Iterator[None]:
+def database() -> Iterator[Postgres | None]:
     """PostgreSQL where it is installed, as projects have it; SQLite elsewhere, or with HEADGATE_TEST_DATABASE=sqlite."""
     with ExitStack() as stack:
+        server: Postgres | None = None
         if os.environ.get("HEADGATE_TEST_DATABASE") != "sqlite":
             with suppress(NoServer):
-                use(stack.enter_context(Postgres()))
+                server = stack.enter_context(Postgres())
+                use(server)
         setup_test_environment()
         call_command("migrate", verbosity=0)
-        yield
+        yield server
         connections.close_all()
         os.environ.pop("EXAMPLE_POSTGRES", None)
 

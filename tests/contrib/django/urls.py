@@ -10,6 +10,7 @@ from tests.contrib.django import views
 urlpatterns = [
     *project.urls.urlpatterns,
     path("steps/", views.Steps.as_view()),
+    path("asteps/", views.AsyncSteps.as_view()),
     path("plain/", views.plain),
     path("aplain/", views.aplain),
     path("handing/", views.handing),

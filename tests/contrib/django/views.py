@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
+from adrf.views import APIView as AsyncAPIView
+from asgiref.sync import sync_to_async
 from deployments.models import WorkflowExecution
 from django.db import DatabaseError, transaction
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
@@ -108,6 +112,43 @@ def handing(request: Any) -> HttpResponse:
 @limited(organization=by_header)
 def stream(request: Any) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"one", b"two", b"three"]))
+
+
+class AsyncSteps(SlotMixin, AsyncAPIView):
+    """A view of adrf. What it is sent says what it does: `fail` raises, `wait` never answers, `stream`, `hand` over."""
+
+    authentication_classes = ()
+    entered: ClassVar[list[asyncio.Event]] = []
+
+    async def validate_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if "bad" in request.data:
+            raise serializers.ValidationError("it was asked for")
+
+    async def get_organization(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return await by_header_async(request)
+
+    def get_execution_id(self, request: Any) -> Any:
+        return request.headers.get("X-Id")
+
+    async def post(self, request: Any) -> Any:
+        assert self.slot is not None
+        assert self.slot.held
+        if "fail" in request.data:
+            raise Broken
+        if "wait" in request.data:
+            self.entered[0].set()
+            await asyncio.Event().wait()
+        if "stream" in request.data:
+            return StreamingHttpResponse(parts())
+        if "hand" in request.data:
+            await sync_to_async(self.slot.hand_over)()
+        usage = await self.slot.tenants.async_gate.usage(key=self.slot.tenants.key(self.slot.organization))
+        return Response({"slots": int(usage["org"].used)})
+
+
+async def parts() -> AsyncIterator[bytes]:
+    for part in (b"one", b"two", b"three"):
+        yield part
 
 
 class Block(APIView):

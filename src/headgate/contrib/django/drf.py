@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import isawaitable
+
+from asgiref.sync import async_to_sync
 from rest_framework.exceptions import APIException, ErrorDetail
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
@@ -13,11 +16,11 @@ from headgate.http.keys import key_value
 from .errors import LimiterUnavailable, LimitReached, standard_body
 from .slots import Slot, slot
 from .tenants import Tenants, tenants
-from .views import known, organization_of, served
+from .views import known, organization_of, served, until_streamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from typing import Any, ClassVar
 
     from headgate import Permit
@@ -67,6 +70,7 @@ class SlotMixin:
     """For an `APIView`: a request takes a slot after authentication, permissions and validation, before its handler.
 
     `self.slot` is released when the view ends, unless the handler hands it over. A 400, 401, 403, 404 or 405 takes none.
+    Under adrf (async views) the three methods below may be async; slots are taken and released beside the event loop.
     """
 
     #: The methods that need a slot; None for all that the view has.
@@ -76,6 +80,8 @@ class SlotMixin:
     #: Other tenants than those of the settings.
     slot_tenants: Tenants | None = None
     slot: Slot | None = None
+    #: The request has been answered, or its client has gone: what is taken now is nobody's.
+    _answered = False
 
     def get_organization(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The organisation of a request; None is a 403."""
@@ -96,9 +102,12 @@ class SlotMixin:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         wanted = self.slot_methods is None or request.method in self.slot_methods
         if wanted and request.method != "OPTIONS" and hasattr(self, request.method.lower()):
-            self.validate_request(request, *args, **kwargs)
-            who = known(self.get_organization(request, *args, **kwargs))
-            self.slot = slot(who, self.get_execution_id(request), tenants=self.slot_tenants).take()
+            validate: Callable[..., Any] = self.validate_request
+            _now(validate(request, *args, **kwargs))
+            who = known(_now(self.get_organization(request, *args, **kwargs)))
+            self.slot = slot(who, _now(self.get_execution_id(request)), tenants=self.slot_tenants).take()
+            if self._answered:  # under adrf this is another thread, and the task that waited for it was cancelled
+                self.slot.release("error")
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         answer: Callable[..., Any] = super().dispatch  # type: ignore[misc]
@@ -108,7 +117,35 @@ class SlotMixin:
             if self.slot is not None:
                 self.slot.release("error")
             raise
+        if isawaitable(response):
+            return self._awaited(response)
         return response if self.slot is None else served(self.slot, lambda: response)
+
+    async def _awaited(self, answer: Awaitable[Any]) -> Any:
+        """The response of an async view. A client that goes away cancels it, at whichever step it is."""
+        try:
+            response = await answer
+        except BaseException:
+            self._answered = True
+            if self.slot is not None:
+                await self.slot.arelease("error")
+            raise
+        self._answered = True
+        if self.slot is None:
+            return response
+        if self.slot.held and getattr(response, "streaming", False):
+            return until_streamed(response, self.slot)
+        await self.slot.arelease()
+        return response
+
+
+def _now(value: Any) -> Any:
+    """The value of a method that may be async. Under adrf `initial` runs in a thread beside the event loop."""
+    return async_to_sync(_value)(value) if isawaitable(value) else value
+
+
+async def _value(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 class GateThrottle(BaseThrottle):

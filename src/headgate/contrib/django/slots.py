@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
+from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, transaction
 
-from headgate import HeadgateError
+from headgate import AsyncPermit, HeadgateError
 from headgate.http.keys import key_value
 
 from . import conf
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from headgate import AsyncPermit, Permit
+    from headgate import Permit
     from headgate.kernel.model import OutcomeName
 
 log = logging.getLogger("headgate.django")
@@ -67,17 +68,22 @@ class Slot:
     def release(self, outcome: OutcomeName = "ok") -> None:
         """Release it now, if it is this block's to release. Twice is harmless."""
         if self._state == HELD:
+            if self.id is None and isinstance(self._permit, AsyncPermit):
+                raise TypeError("this slot was taken in async code: release it with `await slot.arelease()`")
             self._state = ENDED
             self._end(outcome)
 
     async def arelease(self, outcome: OutcomeName = "ok") -> None:
-        """`release` for asyncio."""
+        """`release` for asyncio. A slot that sync code took is released beside the event loop."""
         if self._state != HELD:
             return
         self._state = ENDED
-        permit: Any = self._permit
-        ended = await permit.release(outcome)
-        slot_released.send_robust(sender=Slot, execution_id=self.id, ended=ended)
+        permit = self._permit
+        if isinstance(permit, AsyncPermit):
+            ended = await permit.release(outcome)
+            slot_released.send_robust(sender=Slot, execution_id=self.id, ended=ended)
+        else:
+            await sync_to_async(self._end, thread_sensitive=False)(outcome)
 
     def _end(self, outcome: OutcomeName) -> None:
         permit: Any = self._permit
