@@ -16,7 +16,7 @@ class ApiKey(models.Model):
 
 
 class WorkflowExecution(models.Model):
-    """One run. `accepted_at` and `ended_at` are the example's books: seconds of the machine's steady clock."""
+    """One run. `asked_at`, `accepted_at` and `ended_at` are the example's books: seconds of the machine's steady clock."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     organization = models.ForeignKey("headgate.Organization", on_delete=models.CASCADE)
@@ -24,6 +24,8 @@ class WorkflowExecution(models.Model):
     #: api, ui, scheduled or etl: only api takes a slot.
     source = models.CharField(max_length=10)
     status = models.CharField(max_length=10, default="queued", db_index=True)
+    #: Just before its slot was asked for: one that nobody renewed has ended one lease after this, at the earliest.
+    asked_at = models.FloatField(null=True)
     accepted_at = models.FloatField(default=time.monotonic)
     ended_at = models.FloatField(null=True)
 

@@ -1,5 +1,6 @@
 """The API: a run takes a slot before it is queued, and a worker completes it. A run from the browser takes none."""
 
+import time
 import uuid
 
 from django.db import transaction
@@ -36,13 +37,15 @@ class DeploymentExecution(SlotMixin, OfOneOrganization):
     slot_serializer_class = RunRequest
 
     def get_execution_id(self, request) -> uuid.UUID:
+        self.asked_at = time.monotonic()
         return uuid.uuid4()
 
     def post(self, request, org: str, name: str) -> Response:
         with transaction.atomic():
             run = WorkflowExecution.objects.create(
-                id=self.slot.id, organization=request.user.organization, workflow=name, source="api"
-            )
+                id=self.slot.id, organization=request.user.organization, workflow=name, source="api",
+                asked_at=self.asked_at,
+            )  # fmt: skip
             self.slot.hand_over()  # the row is the queue; with Celery: hand_over(lambda: task.delay(execution_id=…))
         return Response({"execution_id": str(run.pk), "status": run.status})
 

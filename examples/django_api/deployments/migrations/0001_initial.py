@@ -35,6 +35,7 @@ class Migration(migrations.Migration):
                 ("workflow", models.CharField(max_length=100)),
                 ("source", models.CharField(max_length=10)),
                 ("status", models.CharField(db_index=True, default="queued", max_length=10)),
+                ("asked_at", models.FloatField(null=True)),
                 ("accepted_at", models.FloatField(default=time.monotonic)),
                 ("ended_at", models.FloatField(null=True)),
                 (

@@ -40,6 +40,7 @@ def work(seconds: float) -> None:
             with keep(run.id) as kept:
                 if not kept.lost:  # else it has waited in the queue for longer than its lease
                     time.sleep(length)
+                    kept.renew()  # a process that was held up for a whole lease learns here that it has lost its slot
             if kept.lost:
                 WorkflowExecution.objects.filter(pk=run.pk).update(status="expired")
             else:

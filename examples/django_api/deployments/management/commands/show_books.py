@@ -15,18 +15,19 @@ class Command(BaseCommand):
     def add_arguments(self, parser) -> None:
         parser.add_argument(
             "--lost-for", type=float, default=0.0,
-            help="Seconds for which a run without an end counts, from its acceptance: one lease",
+            help="Seconds for which a run without an end counts, from when its slot was asked for: one lease",
         )  # fmt: skip
 
     def handle(self, *args, lost_for: float, **options) -> None:
         moments = defaultdict(list)
         counts: dict[str, dict[str, int]] = defaultdict(lambda: {"accepted": 0, "ended": 0, "expired": 0})
         runs = WorkflowExecution.objects.filter(source="api").values_list(
-            "organization__name", "accepted_at", "ended_at", "status"
+            "organization__name", "asked_at", "accepted_at", "ended_at", "status"
         )
-        for name, accepted, ended, status in runs:
+        for name, asked, accepted, ended, status in runs:
+            lost = max(accepted, (accepted if asked is None else asked) + lost_for)
             for which in (name, "all"):
-                moments[which] += [(accepted, 1), (accepted + lost_for if ended is None else ended, -1)]
+                moments[which] += [(accepted, 1), (lost if ended is None else ended, -1)]
                 counts[which]["accepted"] += 1
                 counts[which]["ended"] += ended is not None
                 counts[which]["expired"] += status == "expired"
