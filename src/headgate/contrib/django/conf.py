@@ -50,8 +50,8 @@ OTHER_MESSAGE = "Too many requests. Please try again later."
 
 #: How long a slot is held without a sign of life of its run. A worker that dies gives it back after this.
 LEASE = "10m"
-#: The same for a slot that this process holds for one request and renews itself.
-REQUEST_LEASE = "30s"
+#: The same in seconds, for a slot that this process holds for one request and renews itself.
+REQUEST_LEASE = 30.0
 
 
 def given(name: str) -> tuple[Any, str]:

@@ -151,7 +151,7 @@ class SlotRequest:
     def _terms(self, owner: Tenants) -> dict[str, Any]:
         if not owner.holds_slots:
             return {"id": self._permit_id, "lease": None, "renew": False, "holder": self._holder}
-        own = conf.REQUEST_LEASE if self._id is None else owner.conf.lease
+        own = conf.REQUEST_LEASE if self._id is None else owner.lease
         # Under an id another process may finish it, so nobody here renews it.
         renew = self._id is None
         return {"id": self._permit_id, "lease": self._lease or own, "renew": renew, "holder": self._holder}

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from headgate import AsyncPermit, Permit, Usage
 
 
+#: Microseconds, as durations are parsed.
+SECOND = 1_000_000
+
+
 @dataclass(frozen=True)
 class Refused:
     """What refused a request. `used` and `value` are the limit's; `key` is the organisation's id in the gate."""
@@ -54,7 +58,8 @@ class Tenants:
         try:
             self._gate = Gate(settings.gate, settings.limits, **self._options()).at_boundary()
             self._aio: AsyncGate | None = None
-            parse(settings.lease, what="lease")
+            #: Seconds; of a slot under an id. Read once: text would be parsed again with every request.
+            self.lease = parse(settings.lease, what="lease") / SECOND
         except HeadgateError as error:
             raise ImproperlyConfigured(f"{conf.TENANTS} or {conf.STORE}: {error}") from error
         self._lock = threading.Lock()
