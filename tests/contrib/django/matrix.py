@@ -39,18 +39,19 @@ def runs(python: str | Path) -> bool:
 
 
 def environment(python: str, django: str) -> Path:
-    """The Python of an environment with this Django, made where it is not there."""
+    """The Python of an environment with this Django, made where it is not there or was made with other packages."""
     version = subprocess.run(
         [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True
     ).stdout.strip()
     folder = FOLDER / f"python{version}-django{django}"
     inside = folder / "bin" / "python"
-    if not (folder / "ready").exists():
+    packages = [f"{ROOT}[redis]", f"django~={django}.0", *OTHERS]
+    ready = folder / "ready"
+    if not ready.exists() or ready.read_text() != "\n".join(packages):
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        packages = [f"{ROOT}[redis]", f"django~={django}.0", *OTHERS]
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable", *packages]
         subprocess.run([inside, *words], check=True)
-        (folder / "ready").touch()
+        ready.write_text("\n".join(packages))
     return inside
 
 
