@@ -241,6 +241,34 @@ MUTANTS = [
         "26 refusals of one congestion are one shrink",
     ),
     Mutant(
+        "growth-by-the-moment",
+        "kernel/limits/aimd.py",
+        "if 2 * peak >= working and working < maximum:",
+        "if 2 * in_use >= working and working < maximum:",
+        "what counts is the most that was in use since the last move",
+    ),
+    Mutant(
+        "probing-forgets-its-ceiling",
+        "kernel/limits/probing.py",
+        "max(ceiling, after + 1), rounds, now, took",
+        "0, rounds, now, took",
+        "it stays below where refusals began",
+    ),
+    Mutant(
+        "probing-is-never-patient",
+        "kernel/limits/probing.py",
+        "min(2 * rounds, self.probe_most)",
+        "rounds",
+        "after a probe that was refused it waits twice as long",
+    ),
+    Mutant(
+        "probing-listens-to-the-old",
+        "kernel/limits/probing.py",
+        "if granted <= shrunk:",
+        "if granted < 0:",
+        "what was granted before a shrink says nothing",
+    ),
+    Mutant(
         "share-of-the-maximum",
         "kernel/limits/concurrency.py",
         "return float(min(max(1.0, round(working * self.share, 9)), value))",
@@ -620,6 +648,9 @@ SCRIPT = [
     ("lets-another-kind-stand", "commands/admit", "    check_kinds(steps)\n  else", "  else"),
     ("fails-all-for-another-kind", "line/serving", "elseif not member and any_of_another_kind(steps) then",
      "elseif false then"),
+    ("grows-by-the-moment", "concurrency", "if 2 * peak >= working and", "if 2 * in_use >= working and"),
+    ("probes-without-waiting", "concurrency", "working >= ceiling - 1 and rounds * working or 1", "false or 1"),
+    ("halves-no-more", "concurrency", "fell and floor(height / 2) or floor(7 * height / 8)", "floor(7 * height / 8)"),
     ("settles-another-kind", "commands/settle", "if limit.leased or is_another_kind(step) then", "if limit.leased then"),
 ]  # fmt: skip
 MUTANTS += [
@@ -639,6 +670,7 @@ TESTS = [
             "promises",
             "endings",
             "adaptive",
+            "probing",
             "calendar",
             "loss",
             "limits",

@@ -19,7 +19,7 @@ from .errors import (
 )
 from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
 from .http.report import Report
-from .kernel.limits import Aimd, Bucket, Concurrency, Quota, Window
+from .kernel.limits import Aimd, Bucket, Concurrency, Probing, Quota, Window
 from .kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
 
 TYPE_CHECKING = False
@@ -78,6 +78,7 @@ __all__ = [
     "Permit",
     "Place",
     "PolicyChanged",
+    "Probing",
     "Quota",
     "Report",
     "StoreFormatError",

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.config.file import Config, GateSpec, load, parse
 from headgate.errors import ConfigError, UnknownGate
-from headgate.kernel.limits import KINDS, Aimd, Bucket, Concurrency, Quota, Window
+from headgate.kernel.limits import KINDS, AdaptiveRule, Aimd, Bucket, Concurrency, Probing, Quota, Window
 
 FILE = "conf/headgate.toml"
 
@@ -87,10 +87,13 @@ def test_every_kind_of_limit_takes_the_keys_of_its_constructor() -> None:
         ("true", Aimd()),
         ("{}", Aimd()),
         ("{ start = 4, minimum = 1, decrease = 3, increase_every = 5 }", Aimd(4, 1, 3, 5)),
+        ('{ rule = "aimd", start = 4 }', Aimd(4)),
+        ('{ rule = "probing" }', Probing()),
+        ('{ rule = "probing", start = 4, probe_every = 3 }', Probing(4, probe_every=3)),
         ("false", None),
     ],
 )
-def test_adaptive_is_a_table_or_true_for_the_defaults(written: str, meant: Aimd | None) -> None:
+def test_adaptive_is_a_table_or_true_for_the_defaults(written: str, meant: AdaptiveRule | None) -> None:
     assert limit(f"{{ concurrency = 20, adaptive = {written} }}") == Concurrency(20, adaptive=meant)
 
 

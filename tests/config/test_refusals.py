@@ -43,6 +43,16 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
         "gates.g.limits[0].adaptive.strat",
         ["did you mean 'start'?", "minimum"],
     ),
+    "a key of another adaptive rule": (
+        G + 'limits = [{ concurrency = 9, adaptive = { rule = "probing", decrease = 3 } }]',
+        "gates.g.limits[0].adaptive.decrease",
+        ["'decrease' is unknown", "the rule 'probing'", "probe_every"],
+    ),
+    "an unknown adaptive rule": (
+        G + 'limits = [{ concurrency = 9, adaptive = { rule = "cubic" } }]',
+        "gates.g.limits[0].adaptive.rule",
+        ["'cubic' is not one of its values", "aimd or probing"],
+    ),
     "an unknown key of on_store_error": (
         G + ONE + "on_store_error = { locale = 0.1 }",
         "gates.g.on_store_error.locale",

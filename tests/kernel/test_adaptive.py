@@ -133,6 +133,29 @@ def test_successes_while_less_than_half_is_in_use_add_nothing(made: Any) -> None
     assert working(gate) == 10
 
 
+def test_a_fleet_that_takes_all_slots_in_batches_grows(made: Any) -> None:
+    gate = adaptive(made[0], start=5, increase_every=10)
+    for _ in range(20):  # the tenth success ends the last call of its batch, when one slot of five is in use
+        for permit in fill(gate):
+            permit.release("ok")
+    assert working(gate) > 5
+
+
+def test_what_was_in_use_before_the_last_move_does_not_count(made: Any) -> None:
+    store, clock = made
+    gate = adaptive(store, start=8, decrease=1, increase_every=2)
+    held = fill(gate)
+    held.pop().release("error")
+    for permit in held:
+        permit.release("error")  # eight were in use, and then none
+    clock.advance("1s")
+    gate.try_acquire(renew=False).release("overloaded")
+    assert working(gate) == 7
+    for _ in range(10):
+        gate.try_acquire(renew=False).release("ok")
+    assert working(gate) == 7
+
+
 def test_it_never_grows_above_the_limit_nor_above_an_override_of_it(made: Any) -> None:
     store, _ = made
     gate = adaptive(store, limit=6, start=4, increase_every=1)
@@ -242,7 +265,7 @@ def test_whatever_happens_it_moves_by_the_rules(store: str) -> None:
         clock = FakeClock()
         with STORES[store](clock) as opened:
             gate = adaptive(opened, limit=7, start=4, minimum=2, decrease=2, increase_every=3)
-            limit, row, shrunk = 4, 0, -1
+            limit, row, shrunk, most = 4, 0, -1, 0
             held: list[tuple[int, Any]] = []
             for what, number in events:
                 clock.advance(microseconds=1)
@@ -251,20 +274,20 @@ def test_whatever_happens_it_moves_by_the_rules(store: str) -> None:
                     assert (permit is not None) == (len(held) < limit)
                     if permit is not None:
                         held.append((clock(), permit))
+                    most = max(most, len(held))
                 elif held:
-                    in_use = len(held)
                     granted, permit = held.pop(number % len(held))
                     permit.release(what)
                     if what in ("rate_limited", "overloaded"):
                         row = 0
                         if granted > shrunk:
-                            limit, shrunk = max(2, limit - 2), clock()
+                            limit, shrunk, most = max(2, limit - 2), clock(), len(held)
                     elif what == "ok":
                         row += 1
                         if row == 3:
                             row = 0
-                            if 2 * in_use >= limit:
-                                limit = min(7, limit + 1)
+                            if 2 * most >= limit and limit < 7:
+                                limit, most = limit + 1, len(held)
                 assert working(gate) == limit
 
     histories()

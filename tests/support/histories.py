@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
-from headgate import Aimd, Bucket, Concurrency, Quota, Window
+from headgate import Aimd, Bucket, Concurrency, Probing, Quota, Window
 from headgate.errors import AttemptOver, IdConflict
 from headgate.kernel.commands import (
     Admit,
@@ -91,6 +91,13 @@ FAMILIES: dict[str, list[Policy]] = {
     "adaptive": [
         Policy("adaptive", [Concurrency(6, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
         Policy("adaptive", [Concurrency(4, lease="9s", adaptive=Aimd(start=2, minimum=2, decrease=1), name="c")]),
+    ],
+    "probing": [
+        Policy(
+            "probing",
+            [Concurrency(9, lease="9s", adaptive=Probing(start=3, minimum=1, probe_every=1, probe_most=2), name="c")],
+        ),
+        Policy("probing", [Concurrency(9, lease="9s", adaptive=Aimd(start=3, minimum=1, increase_every=2), name="c")]),
     ],
     "shares": [
         Policy(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate import Aimd, Bucket, Concurrency, Quota, Window
+from headgate import Aimd, Bucket, Concurrency, Probing, Quota, Window
 from headgate.kernel.limits import KINDS, Limit
 from headgate.testing import LimitSuite
 
@@ -59,6 +59,11 @@ class TestAdaptiveConcurrency(LimitSuite):
 
     @pytest.mark.skip(reason="only the limit itself adapts: a share of it is fixed")
     def test_two_versions_of_a_configuration_share_one_state(self) -> None: ...
+
+
+class TestProbingConcurrency(TestAdaptiveConcurrency):
+    def make_limit(self) -> Limit:
+        return Concurrency(8, lease="10s", adaptive=Probing(start=8))
 
 
 def test_every_kind_in_the_table_has_passed_the_suite() -> None:

@@ -359,19 +359,21 @@ def _works(made: Callable[..., Limit], key: str, value: object) -> bool:
     return True
 
 
-def _inner(limit: Table, key: str, constructor: Callable[..., Any]) -> object:
-    """The argument of a limit that is written as a table: what its class makes of it; `true` is an empty one."""
+def _inner(limit: Table, key: str, classes: Mapping[str, Callable[..., Any]]) -> object:
+    """The argument of a limit that is written as a table: what one of its classes makes of it; `true` is an empty one."""
     import inspect
 
     value = limit.values[key]
+    default = next(iter(classes))
     if isinstance(value, bool):
-        return constructor() if value else None
-    known = inspect.signature(constructor).parameters
+        return classes[default]() if value else None
+    known = inspect.signature(classes[default]).parameters
     example = ", ".join(f"{name} = {parameter.default}" for name, parameter in list(known.items())[:2])
     table = limit.inner(key, value, f"it must be true, or a table like {{ {example} }}")
-    table.only(known)
+    rule = table.choice("rule", tuple(classes), default)
+    table.only(("rule", *inspect.signature(classes[rule]).parameters), f"the keys of the rule {rule!r} are")
     with table.blame():
-        return constructor(**table.values)
+        return classes[rule](**{name: given for name, given in table.values.items() if name != "rule"})
 
 
 def _source(table: Table, limit: Limit, name: str, check: Callable[[float], object]) -> Refresher | None:

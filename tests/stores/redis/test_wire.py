@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import Aimd, Bucket, Concurrency, Quota, Window
+from headgate import Aimd, Bucket, Concurrency, Probing, Quota, Window
 from headgate.errors import AttemptOver, IdConflict, KindChanged, StoreFormatError
 from headgate.kernel.commands import (
     Admit,
@@ -211,8 +211,9 @@ def test_slots_are_taken_ended_renewed_and_run_out(twins: Any) -> None:
             gate.both(now + 3, Release(policy, id, "error"), Release(policy, "nobody", "ok"))
 
 
-def test_an_adaptive_limit_shrinks_once_per_congestion_and_grows_again(twins: Any) -> None:
-    policy = Policy("adaptive", [Concurrency(9, adaptive=Aimd(start=6, minimum=2, increase_every=2), name="c")])
+@pytest.mark.parametrize("rule", [Aimd(start=6, minimum=2, increase_every=2), Probing(start=6, probe_every=1)])
+def test_an_adaptive_limit_shrinks_once_per_congestion_and_grows_again(twins: Any, rule: Any) -> None:
+    policy = Policy("adaptive", [Concurrency(9, adaptive=rule, name="c")])
     gate = twins(policy)
     for number, outcome in enumerate(["ok"] * 6 + ["rate_limited", "overloaded", "error", "unsent"] + ["ok"] * 8):
         now = T + number * SECOND

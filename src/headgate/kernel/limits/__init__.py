@@ -6,8 +6,10 @@ from ...errors import InvalidInput
 from .aimd import Aimd
 from .base import LARGEST, NO_LEASE, Limit, RateLimit, check_name, positive
 from .bucket import Bucket
-from .concurrency import DUST, Concurrency, prune
+from .concurrency import DUST, RULES, Concurrency, prune
+from .probing import Probing
 from .quota import Quota
+from .rule import AdaptiveRule
 from .window import Window
 
 TYPE_CHECKING = False
@@ -44,10 +46,13 @@ __all__ = [
     "KINDS",
     "LARGEST",
     "NO_LEASE",
+    "RULES",
+    "AdaptiveRule",
     "Aimd",
     "Bucket",
     "Concurrency",
     "Limit",
+    "Probing",
     "Quota",
     "RateLimit",
     "Window",

@@ -74,8 +74,9 @@ class Limit:
     fields: tuple[str, ...] = ()
     #: Those of the fields that move with the value when that is changed.
     moving: tuple[str, ...] = ("limit",)
-    #: Arguments that a configuration writes as a table (or as `true`): the class that is made of it.
-    tables: Mapping[str, Callable[..., Any]] = {}
+    #: Arguments that a configuration writes as a table (or as `true`): the classes that can be made of it, by what stands
+    #: under `rule` in the table; the first is the default.
+    tables: Mapping[str, Mapping[str, Callable[..., Any]]] = {}
     #: Whether a permit under it holds a lease.
     leased = False
     #: Whether a confirmation changes anything.

@@ -9,6 +9,8 @@ from ...errors import InvalidInput, KindChanged
 from ..model import NEVER, SECOND
 from .aimd import Aimd
 from .base import Limit
+from .probing import Probing
+from .rule import AdaptiveRule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 #: For how long an unused adaptive limit remembers what it has learned.
 MEMORY = 24 * 3600 * SECOND
 
+#: How a working limit may move, by the name that a configuration gives the rule; the first is the default.
+RULES: dict[str, type[AdaptiveRule]] = {rule.name: rule for rule in (Aimd, Probing)}
+
 #: An occupancy within this of a fractional limit (a class's share of it) is rounding.
 DUST = 1e-9
 
@@ -30,26 +35,27 @@ class Concurrency(Limit):
     """At most `limit` permits at once, one slot each whatever their cost.
 
     A slot is a lease of length `lease` that its holder renews in the background every third of it; a holder that died
-    gives its slot back after at most one lease. With `adaptive` the working limit moves between `Aimd.minimum` and
-    `limit` by outcomes, one working limit for the whole fleet. Use a rate where the upstream counts calls, not how many
-    are under way.
+    gives its slot back after at most one lease. With `adaptive` (`Aimd(…)` or `Probing(…)`) the working limit moves
+    between the rule's `minimum` and `limit` by outcomes, one working limit for the whole fleet. Use a rate where the
+    upstream counts calls, not how many are under way.
     """
 
-    # State: ("concurrency", working, streak, shrunk, until); working 0.0 means: not adaptive so far.
+    # State: ("concurrency", working, streak, shrunk, until, *what else the rule has learned); working 0.0 means: not
+    # adaptive so far. State of earlier versions ends with `until`.
     # Space leases[member]: lease id → (ref, granted at, fence, holder[, confirmed at]), in order of expiry.
     # A class's share of an adaptive limit has no working limit of its own: it goes by that of `whole`, which is filed under
     # the same member without the class.
     __slots__ = ("adaptive", "lease", "share", "whole")
     kind = "concurrency"
     fields = ("limit", "lease", "adaptive", "name", "by")
-    tables: Mapping[str, Callable[..., Any]] = {"adaptive": Aimd}
+    tables: Mapping[str, Mapping[str, Callable[..., Any]]] = {"adaptive": RULES}
     leased = True
 
     def __init__(
         self,
         limit: int,
         lease: Duration = "30s",
-        adaptive: Aimd | None = None,
+        adaptive: AdaptiveRule | None = None,
         name: str | None = None,
         by: str | None = None,
     ) -> None:
@@ -59,8 +65,8 @@ class Concurrency(Limit):
         self.lease = duration.parse(lease, what=f"lease of concurrency {self.name!r}")
         if self.lease < 10_000:
             raise InvalidInput(f"concurrency {self.name!r}: a lease below 10 ms cannot be renewed in time")
-        if adaptive is not None and not isinstance(adaptive, Aimd):
-            raise InvalidInput(f"concurrency {self.name!r}: adaptive must be an Aimd(…), not {adaptive!r}")
+        if adaptive is not None and not isinstance(adaptive, AdaptiveRule):
+            raise InvalidInput(f"concurrency {self.name!r}: adaptive must be Aimd(…) or Probing(…), not {adaptive!r}")
         if adaptive is not None and adaptive.minimum > self.limit:
             raise InvalidInput(
                 f"concurrency {self.name!r}: the adaptive minimum ({adaptive.minimum}) is above the limit ({limit})"
@@ -77,7 +83,7 @@ class Concurrency(Limit):
     @classmethod
     def from_spec(cls, spec: Any) -> Concurrency:
         _, limit, lease, adaptive, name, by = spec
-        made = cls(max(1, int(limit)), lease / 1e6, Aimd(*adaptive) if adaptive else None, name, by)
+        made = cls(max(1, int(limit)), lease / 1e6, _rule(adaptive) if adaptive else None, name, by)
         made.limit = limit  # a class's share of the slots need not be whole
         return made
 
@@ -184,8 +190,9 @@ class Concurrency(Limit):
         working = self.in_force(records, member, state, value)
         prune(records.leases[member], now)
         in_use = len(records.leases[member])
-        after = self.adaptive.next(working, state[2], state[3], outcome, granted, now, in_use, value)
-        records.states[member] = ("concurrency", *after, now + MEMORY)
+        learned = (working, *state[2:4], *state[5:])
+        after = self.adaptive.next(learned, outcome, granted, now, in_use, value)
+        records.states[member] = ("concurrency", *after[:3], now + MEMORY, *after[3:])
         return None if after[0] == working else (working, after[0])
 
     @classmethod
@@ -201,6 +208,16 @@ class Concurrency(Limit):
             # Those that have expired and were not looked at since are in the set, but no longer live.
             used -= sum(1 for _ in takewhile(lambda pair: pair[0] <= now, records.leases[member].scan()))
         return self._usage(member, used, in_force, free_in, maximum=value if self.adaptive or self.whole else None)
+
+
+def _rule(spec: Any) -> AdaptiveRule:
+    """The rule that `spec()` described: its arguments and its name, which `Aimd` leaves out."""
+    *arguments, name = spec if isinstance(spec[-1], str) else (*spec, Aimd.name)
+    if name not in RULES:
+        raise InvalidInput(
+            f"there is no rule {name!r} for an adaptive limit in this process, which has {', '.join(RULES)}"
+        )
+    return RULES[name](*arguments)
 
 
 def prune(leases: Space, now: int) -> None:

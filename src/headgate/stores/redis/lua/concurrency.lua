@@ -1,4 +1,5 @@
--- Live leases, and what an adaptive limit makes of outcomes: the port of limits/concurrency.py and limits/aimd.py.
+-- Live leases, and what an adaptive limit makes of outcomes: the port of limits/concurrency.py, limits/aimd.py
+-- and limits/probing.py.
 
 -- Leases whose holders stopped renewing them go.
 function prune(leases, now)
@@ -185,19 +186,57 @@ function makers.concurrency()
       end
     end
 
-    -- {working, streak, shrunk} after a permit that was granted at `granted` ended with `outcome`.
-    local function following(adaptive, working, streak, shrunk, outcome, granted, now, in_use, maximum)
+    -- What each rule has learned after a permit that was granted at `granted` ended with `outcome`: the working limit, a
+    -- count, when it last shrank, and a list of the rest.
+    local rules = {}
+
+    function rules.aimd(adaptive, learned, rest, adapts, granted, now, in_use, maximum)
       local minimum, decrease, increase_every = adaptive[2], adaptive[3], adaptive[4]
-      local adapts = outcome_of(outcome).adapts
+      local working, streak, shrunk = learned[1], learned[2], learned[3]
+      local peak = max(rest[1] or 0, in_use)
       if adapts < 0 then
-        if granted <= shrunk then return working, 0, shrunk end -- asked before the last shrink: the same congestion
-        return max(min(minimum, maximum), working - decrease), 0, now
+        if granted <= shrunk then return working, 0, shrunk, {peak} end -- asked before the last shrink: the same congestion
+        return max(min(minimum, maximum), working - decrease), 0, now, {0}
       end
-      if adapts == 0 then return working, streak, shrunk end
+      if adapts == 0 then return working, streak, shrunk, {peak} end
       streak = streak + 1
-      if streak < increase_every then return working, streak, shrunk end
-      if 2 * in_use >= working and working < maximum then working = working + 1 end
-      return min(working, maximum), 0, shrunk
+      if streak < increase_every then return working, streak, shrunk, {peak} end
+      if 2 * peak >= working and working < maximum then return min(working + 1, maximum), 0, shrunk, {0} end
+      return min(working, maximum), 0, shrunk, {peak}
+    end
+
+    function rules.probing(adaptive, learned, rest, adapts, granted, now, in_use, maximum)
+      local minimum, probe_every, probe_most, ANSWERS = adaptive[2], adaptive[3], adaptive[4], 2
+      local working, count, shrunk = learned[1], learned[2], learned[3]
+      local peak, ceiling, rounds = rest[1] or 0, rest[2] or 0, rest[3] or 0
+      local moved, answer = rest[4] or 0, rest[5] or 0
+      if granted <= shrunk then return working, count, shrunk, {peak, ceiling, rounds, moved, answer} end
+      if rounds == 0 then rounds = probe_every end
+      peak = max(peak, in_use)
+      if adapts < 0 then
+        local took, aim = now - granted, nil
+        if ceiling > 0 and working >= ceiling then -- a probe, refused
+          aim, rounds = ceiling - 1, min(2 * rounds, probe_most)
+        else
+          local height = min(in_use, working)
+          local fell = moved == shrunk or granted - moved > ANSWERS * took
+          aim = fell and floor(height / 2) or floor(7 * height / 8)
+          ceiling, rounds = height, probe_every
+        end
+        local after = max(min(minimum, maximum), min(aim, working - 1))
+        return after, 0, now, {0, max(ceiling, after + 1), rounds, now, took}
+      end
+      if adapts > 0 then
+        count = count + 1
+        if peak >= working and now - moved > ANSWERS * answer then
+          if ceiling > 0 and working >= ceiling then ceiling, rounds = 0, probe_every end -- a probe, accepted
+          local waits = ceiling > 0 and working >= ceiling - 1 and rounds * working or 1
+          if count >= waits and working < maximum then
+            return min(working + 1, maximum), 0, shrunk, {0, ceiling, rounds, now, answer}
+          end
+        end
+      end
+      return working, count, shrunk, {peak, ceiling, rounds, moved, answer}
     end
 
     -- Move an adaptive limit by how a permit ended (before its lease goes). Returns the working limit before and after, if
@@ -207,9 +246,10 @@ function makers.concurrency()
       if not self.adaptive or not state then return nil end
       local working, leases = self:in_force(member, state, value), space('leases', member)
       prune(leases, now)
-      local after, streak, shrunk =
-        following(self.adaptive, working, state[3], state[4], outcome, granted, now, leases:len(), value)
-      states:set(member, {'concurrency', after, streak, shrunk, now + MEMORY, state[6]})
+      local rule = rules[self.adaptive[5] or 'aimd'] -- its name stands behind its arguments, but for the first rule there was
+      local after, count, shrunk, rest = rule(self.adaptive, {working, state[3], state[4]},
+        {state[7], state[8], state[9], state[10], state[11]}, outcome_of(outcome).adapts, granted, now, leases:len(), value)
+      states:set(member, {'concurrency', after, count, shrunk, now + MEMORY, state[6], unpack(rest)})
       if after ~= working then return working, after end
     end
 
