@@ -138,6 +138,43 @@ def test_an_ask_that_must_wait_keeps_the_answer_it_has_and_stands_in_line_with_t
     assert asyncio.run(ask()) == 2, "the ask that was refused, and the one that stands in line"
 
 
+def test_a_gate_is_the_same_for_asyncio_on_the_same_state() -> None:
+    gate = Gate(
+        "g",
+        [Window(20, per="1m", name="w"), Concurrency(3)],
+        store=MemoryStore(),
+        priorities={"live": 1.0, "batch": 0.5},
+        on_store_error="local:0.5",
+        patience="5s",
+        claim="2s",
+    )
+    twin = gate.as_async()
+    assert type(twin) is AsyncGate
+    assert twin.policy.fingerprint == gate.policy.fingerprint
+    assert (twin.policy.patience, twin.policy.claim) == (gate.policy.patience, gate.policy.claim)
+
+    async def ask() -> None:
+        async with twin.acquire(priority="batch"):
+            assert gate.usage()["w"].used == 1
+        await twin.aclose()
+
+    asyncio.run(ask())
+    gate.acquire(timeout=0).release()  # the other one was closed, and this one was not
+    assert gate.usage()["w"].used == 2
+
+
+def test_a_gate_on_clocks_that_differ_is_made_again_with_the_limits_that_it_was_given() -> None:
+    class Apart(MemoryStore):
+        capabilities = Capabilities(instant=True, clock_spread_us=50_000)
+
+    gate = Gate("g", [Window(20, per="1m", name="w"), Bucket(5, per="1m", name="b")], store=Apart())
+    assert gate.as_async().policy.limits == gate.policy.limits
+    window, bucket = gate.at_boundary().policy.limits
+    assert isinstance(window, Window)
+    assert isinstance(bucket, Bucket)
+    assert (window.per, window.slack, bucket.slack) == (60_050_000, 0, 50_000)
+
+
 def test_a_gate_at_the_boundary_has_no_slack_and_shares_the_state() -> None:
     store = MemoryStore()
     limits = [

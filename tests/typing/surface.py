@@ -76,6 +76,7 @@ reveal_type(gate.pause("1m", "maintenance"))  # None
 reveal_type(gate.policy.limits)  # tuple[Limit, ...]
 reveal_type(gate.store.capabilities)  # Capabilities
 reveal_type(gate.at_boundary())  # Gate
+reveal_type(gate.as_async())  # AsyncGate
 
 
 async def on_a_loop() -> None:

@@ -25,7 +25,7 @@ from .workers import tell_if_unshared
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any, Self
+    from typing import Any, Self, TypeVar
 
     from ..config.sources import Refresher
     from ..kernel.commands import Cancel, Command
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Duration = str | int | float
     Cost = float | Mapping[str, float]
     Key = Mapping[str, str]
+    AnyGate = TypeVar("AnyGate", bound="BaseGate")
 
 
 #: The cost that is not said. CPython has one object for the int 1, and another for True, which is no cost.
@@ -145,11 +146,21 @@ class BaseGate(PolicyFollower, Inspection):
 
     def at_boundary(self) -> Self:
         """The same gate on the same state with a slack of 0: for a gate that is itself the boundary where calls count."""
-        policy = self._policy
-        limits = [limit.with_slack(0) for limit in policy.limits]
-        if limits == list(policy.limits):
+        if all(limit.with_slack(0) == limit for limit in self._policy.limits):
             return self
-        return type(self)(
+        return self._made_again(type(self), [limit.with_slack(0) for limit in self._given_limits()])
+
+    def _given_limits(self) -> list[Limit]:
+        """Its limits without what the store's clocks made of them, as a gate is given them."""
+        spread_us = self._can.clock_spread_us
+        return [limit.widened(-spread_us) if spread_us else limit for limit in self._policy.limits]
+
+    def _made_again(self, kind: type[AnyGate], limits: list[Limit] | None) -> AnyGate:
+        """A gate with these limits, in all else like this one, on the same state; None: with the limits of its guard."""
+        if limits is None:
+            return kind(self.name, store=self._store, on_store_error=self._on_error.text)
+        policy = self._policy
+        return kind(
             self.name,
             limits,
             store=self._store,

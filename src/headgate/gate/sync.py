@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..kernel.model import Explanation, Holder, LimitUsage, OutcomeName, Override, Usage, Waiter
     from ..kernel.plan import Plan
     from ..stores.base import Store
+    from .aio import AsyncGate
     from .base import Cost, Duration, Key
     from .permit import BasePermit
 
@@ -289,6 +290,12 @@ class Gate(BaseGate):
             if self._can.remote and not isinstance(error, HeadgateError) and ends(command):
                 keeper_of(permit._store).later(command)
             raise
+
+    def as_async(self) -> AsyncGate:
+        """The same gate on the same state for asyncio. It is closed by itself, with `await gate.aclose()`."""
+        from .aio import AsyncGate as Async
+
+        return self._made_again(Async, None if self._follows else self._given_limits())
 
     def close(self) -> None:
         """Let go of the gate: tell the store what it was still to be told, and close its connections with the last gate.
