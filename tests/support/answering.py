@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._whole(status, headers, answer)
         return getattr(self, "_" + parts.path.strip("/").replace("/", "_").replace("-", "_"))(query)
 
-    do_POST = do_GET
+    do_POST = do_PUT = do_GET
 
     def _whole(self, status: int, headers: dict[str, str], answer: Any) -> None:
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()

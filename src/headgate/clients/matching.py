@@ -69,3 +69,15 @@ def _parsed(pattern: object) -> tuple[str, int | None]:
     if not plain or "*" in plain or any(sign in plain for sign in "/?#@ \t"):
         raise refusal
     return host.rstrip("."), port
+
+
+def host_and_port(url: str) -> tuple[str, int | None]:
+    """The host of a URL, and its port or that of its scheme. Of what is no URL: nothing."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "", None
+    return parts.hostname or "", port or {"http": 80, "https": 443}.get(parts.scheme)

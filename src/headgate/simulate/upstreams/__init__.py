@@ -47,6 +47,7 @@ __all__ = [
 UPSTREAMS: dict[str, tuple[str, str]] = {
     "window": ("window", "WindowUpstream"),
     "sentinel-hub": ("sentinel_hub", "SentinelHub"),
+    "llm": ("llm", "LlmUpstream"),
 }
 
 
