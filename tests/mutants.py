@@ -285,15 +285,15 @@ MUTANTS = [
     Mutant(
         "looks-at-the-dead",
         "kernel/commands/peek.py",
-        "if head.tickets and now >= (due_at := line.line_state(view).timer_at):",
+        "if now >= due_at and head.tickets:",
         "if False:",
         "a look leaves out the waiters of a dead process",
     ),
     Mutant(
         "looks-touch",
         "kernel/commands/peek.py",
-        "view = Overlay(records)",
-        "view = records",
+        "view, below = Overlay(records, head, FORGETTING), records",
+        "view = below = records",
         "a look changes nothing",
     ),
     Mutant(

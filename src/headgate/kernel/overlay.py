@@ -6,7 +6,6 @@ nothing of that is kept.
 
 from __future__ import annotations
 
-from .head import Head
 from .records import ByKind, DictSpace, Kinds
 
 TYPE_CHECKING = False
@@ -14,8 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from .head import Head
     from .model import Wake
     from .records import Member, Records, Score, Space
+
+#: The kinds of spaces that limits change when they are asked: they forget what no longer counts.
+FORGETTING = frozenset({"leases", "promised", "windows"})
 
 #: In the place of a value: it was deleted.
 _GONE = object()
@@ -148,15 +151,19 @@ class Overlay(ByKind):
 
     __slots__ = ("_below", "gate", "head", "kinds", "seen", "states", "told", "wakes")
 
-    def __init__(self, below: Records) -> None:
+    def __init__(self, below: Records, head: Head, kinds: frozenset[str] | None = None) -> None:
+        """`head` is a copy of the one below, or itself where nothing is done that changes it. `kinds` are the kinds of
+        spaces that are overlaid (None: all), where the others are only read."""
         self._below = below
         self.gate = below.gate
-        self.head = Head(*below.head.stored(), *below.head.stored_epoch())
+        self.head = head
         self.seen = below.seen
         self.told = below.told
         self.wakes: list[Wake] = []
         self.states = OverlaySpace(below.states)
-        self.kinds = Kinds(lambda kind: _OverlaySpaces(below, kind))
+        self.kinds = Kinds(
+            lambda kind: _OverlaySpaces(below, kind) if kinds is None or kind in kinds else below.kinds[kind]
+        )
 
     def space(self, kind: str, name: str = "") -> OverlaySpace:
         return self.kinds[kind][name]  # type: ignore[no-any-return]

@@ -7,8 +7,9 @@ from heapq import merge, nsmallest
 from itertools import islice
 
 from .. import line
+from ..head import Head
 from ..model import NEVER, HeldLease, Override, Refusal, Snapshot, Wait, WaitingTicket
-from ..overlay import Overlay
+from ..overlay import FORGETTING, Overlay
 from ..overrides import lapse, listed, value_of
 from ..plan import recall
 from .admit import Admit
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ..model import LimitUsage
     from ..plan import Plan, Policy, Step, Steps
     from ..records import Records
+
+    #: The limit, what is left of it, when its lane is looked at again, and what a ticket takes of the two paces.
+    Terms = tuple[str | None, float, int, float, int]
 
 
 #: At most so many waiters are listed, those that have waited longest. How many there are is always told.
@@ -77,32 +81,41 @@ class Peek(Command):
         self.search = search
 
     def apply(self, now: int, records: Records) -> Snapshot:
-        view = Overlay(records)
-        head, plan = view.head, self.plan
-        now = head.now = max(now, head.now)
-        if head.seq < view.seen:
-            lose(now, view)
-        if head.overrides:
-            lapse(view)
-        overdue = 0
-        if head.tickets and now >= (due_at := line.line_state(view).timer_at):
-            overdue = due_at
-            line.serve(view, now)  # as the next decision will: calls and processes that are over leave, patience ends
+        head, plan, overdue = records.head, self.plan, 0
+        now = max(now, head.now)
+        due_at = line.line_state(records).timer_at if head.tickets else NEVER
+        # What the next decision would change is changed on an overlay. Mostly that is what limits forget as they are asked,
+        # and what is only listed can be read below it.
+        below: Records
+        if now < due_at and not head.lost and not head.overrides and head.seq >= records.seen:
+            view, below = Overlay(records, head, FORGETTING), records
+        else:
+            view = below = Overlay(records, Head(*head.stored(), *head.stored_epoch()))
+            head = view.head
+            head.now = now
+            if head.seq < view.seen:
+                lose(now, view)
+            if head.overrides:
+                lapse(view)
+                due_at = line.line_state(view).timer_at if head.tickets else NEVER
+            if now >= due_at and head.tickets:
+                overdue = due_at
+                line.serve(view, now)  # as the next decision will: the dead and what is over leave, patience ends
         # Before the rest, which may make up for lost state of a key that is not used.
         keys = () if self.keys is None else self._keys(view, now, self.policy.limit(self.keys))
         decision: Any = None
         blocking: str | None = None
         steps = steps_in_force(view, now, plan or self.policy.everything())
-        limits = tuple(self._describe(view, now, step) for step in steps if plan is not None or not step.by)
+        limits = tuple([self._describe(view, now, step) for step in steps if plan is not None or not step.by])
         if plan is not None:
             decision = Question(plan).ask(view, now)
             if self.leases and decision is not None:
                 blocking = self._blocking(view, now, steps, decision)
-        leases = self._leases(view, now, blocking) if self.leases else ()
+        leases = self._leases(below, now, blocking) if self.leases else ()
         values: tuple[Override, ...] = ()
         if head.overrides:
             values = listed(view, now)
-        waiters = self._waiters(view, now) if self.waiters and head.tickets else ()
+        waiters = self._waiters(below, view, now) if self.waiters and head.tickets else ()
         until = head.paused if head.paused > now else 0
         return Snapshot(
             now,
@@ -163,55 +176,96 @@ class Peek(Command):
                 rows[id] = HeldLease(id, holder, dict(ref[3]), at, expires, ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row.granted_at, row.id)))
 
-    def _waiters(self, records: Records, now: int) -> tuple[WaitingTicket, ...]:
-        """The waiters, the oldest first: at most so many of each process are read."""
+    def _waiters(self, records: Records, view: Records, now: int) -> tuple[WaitingTicket, ...]:
+        """The waiters, the oldest first: at most so many of each process are read. `view` is for asking limits."""
         of = [islice(records.space("of", session).scan(), WAITERS) for _, session in records.space("sessions").scan()]
         rows: list[WaitingTicket] = []
-        waiting: list[tuple[int, int, int, WaitingTicket, line.Ticket]] = []
-        lanes: dict[tuple[int, str], int] = {}
-        tickets = records.tickets
-        for _, id in islice(merge(*of), WAITERS):
-            ticket = tickets.get(id)
-            ticket = ticket if ticket.__class__ is line.Ticket else line.Ticket(*ticket)
-            state = "called" if ticket.called else "skipped" if ticket.hidden else "waits"
-            _, rank, costs, key = ticket.ref
-            row = WaitingTicket(id, ticket.holder, dict(key), ticket.since, rank, dict(costs), state, None, 0.0, now)
+        waiting = []
+        lanes: dict[Any, int] = {}
+        get, costs_of = records.tickets.get, _Costs()
+        for _, id in islice(of[0] if len(of) == 1 else merge(*of), WAITERS):
+            ticket = get(id)
+            # By position: a line has thousands, and a page asks every second.
+            _, _, ref, lane, _, tier, since, arrival, _, _, holder, _, _, called, hidden, *_ = ticket
+            _, rank, costs, key = ref
+            state = "called" if called else "skipped" if hidden else "waits"
+            row = WaitingTicket(id, holder, dict(key), since, rank, costs_of[costs], state, None, 0.0, now)
             rows.append(row)
             if state == "waits":
-                lane = (ticket.tier, ticket.lane)
-                before = lanes[lane] = lanes.get(lane, -1) + 1
-                waiting.append((ticket.tier, before, ticket.arrival, row, ticket))
+                before = lanes[tier, lane] = lanes.get((tier, lane), -1) + 1
+                waiting.append((tier, before, arrival, row, ticket))
         # About as the line takes turns: the higher tier first, then the first of each lane, the second of each lane, …
-        waiting.sort(key=lambda turn: turn[:3])
+        waiting.sort()  # an arrival is one ticket's alone, so that rows are never compared
         at = line.line_state(records).free_at
         paused = max(records.head.paused, now)
-        alike: dict[Any, tuple[str | None, float, int, float, float]] = {}
+        terms_of = WaitTerms(self.policy, records, view, now).of
+        last_ref, last_tier = None, -1
         for tier, before, _, row, ticket in waiting:
-            asked = (ticket.ref[0], tier, ticket.rank, ticket.lane, *row.cost.items())
-            terms = alike.get(asked) or alike.setdefault(asked, self._terms_of(records, now, ticket))
-            row.limit, row.left, due, own, pace = terms
+            if ticket[2] is not last_ref or tier != last_tier:  # of one process the refs of tickets alike are one
+                last_ref, last_tier = ticket[2], tier
+                limit, left, due, own, pace = terms_of(ticket)
+            row.limit, row.left = limit, left
             if due:
-                row.goes_at = due + int(before * own)
+                goes_at = due + int(before * own)
             else:
-                row.goes_at, at = at, at + int(pace)
-            row.goes_at = max(row.goes_at, paused)
+                goes_at = at
+                at += pace
+            row.goes_at = goes_at if goes_at > paused else paused
         return tuple(rows)
 
-    def _terms_of(self, records: Records, now: int, ticket: line.Ticket) -> tuple[str | None, float, int, float, float]:
-        """What tickets like this one wait for: the limit, what is left of it, when its lane is looked at again (0 where it
-        is not parked); and the microseconds that one takes of the limit that it is parked at, and of those all share."""
-        state, head = line.line_state(records), records.head
-        plan = recall(records, ticket.ref, self.policy)
-        parked = (records.lanes.get(f"{ticket.tier}.{ticket.rank}.{ticket.lane}") or (0, ""))[1]
-        limit, left, due, own, pace = None, 0.0, 0, 0.0, 0.0
-        for step in plan.current(records) if head.overrides else plan.steps:
+
+class _Costs(dict):  # type: ignore[type-arg]
+    """Costs as a ticket has them → by unit, made once: most tickets ask for the same."""
+
+    __slots__ = ()
+
+    def __missing__(self, costs: Any) -> dict[str, float]:
+        found = self[costs] = dict(costs)
+        return found
+
+
+class WaitTerms:
+    """What tickets wait for, looked up once for all that are alike: of a thousand keys most differ in the key alone."""
+
+    __slots__ = ("_alike", "_below", "_lanes", "_limit", "_now", "_policy", "_view")
+
+    def __init__(self, policy: Policy, below: Records, view: Records, now: int) -> None:
+        self._policy = policy
+        self._below = below
+        self._lanes = below.lanes.get
+        self._view = view
+        self._now = now
+        self._limit = line.line_state(below).limit
+        #: By policy, class and costs where the key makes no difference, and by the lane besides where it does.
+        self._alike: dict[Any, Terms] = {}
+
+    def of(self, ticket: Any) -> Terms:
+        """The limit that it waits for, what is left of it, when its lane is looked at again (0 where it is not parked); and
+        the microseconds that one ticket takes of the limit that it is parked at, and of those that all share."""
+        _, _, ref, lane, rank, tier, *_ = ticket
+        policy, asked_rank, costs, _ = ref
+        found = self._lanes(f"{tier}.{rank}.{lane}")
+        parked = "" if found is None else found[1]
+        terms = self._alike.get((policy, asked_rank, costs, None if not parked else lane))
+        if terms is None:
+            terms = self._alike.get((policy, asked_rank, costs, lane))
+        return self._find(ref, lane, parked) if terms is None else terms
+
+    def _find(self, ref: Any, lane: str, parked: str) -> Terms:
+        below, view, now = self._below, self._view, self._now
+        changed = below.head.overrides
+        plan = recall(below, ref, self._policy)
+        limit, left, due, own, pace, by_key = None, 0.0, 0, 0.0, 0.0, bool(parked or changed)
+        for step in plan.current(below) if changed else plan.steps:
             takes = 0.0 if step.limit.leased else step.cost * step.limit.pace(step.value)
             if not step.by:
                 pace = max(pace, takes)
-            if step.member == parked or (not parked and step.base == state.limit):
-                available = step.limit.describe(records, now, step.member, step.value).available
+            if step.member == parked or (not parked and step.base == self._limit):
+                by_key = by_key or bool(step.by)
+                available = step.limit.describe(view, now, step.member, step.value).available
                 if limit is None or available < left:
                     limit, left = step.base, available
             if step.member == parked:
-                due, own = records.looks_due.score(parked) or now, takes
-        return limit, left, due, own, pace
+                due, own = below.looks_due.score(parked) or now, takes
+        terms = self._alike[(*ref[:3], lane if by_key else None)] = (limit, left, due, own, int(pace))
+        return terms

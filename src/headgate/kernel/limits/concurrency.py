@@ -203,10 +203,13 @@ class Concurrency(Limit):
         state = self._state(records, member)
         in_force = self.in_force(records, member, state, value)
         free_in = self.earliest(records, now, member, 1.0, value, now) - now
-        used = 0 if state is None else len(records.leases[member])
-        if used:
-            # Those that have expired and were not looked at since are in the set, but no longer live.
-            used -= sum(1 for _ in takewhile(lambda pair: pair[0] <= now, records.leases[member].scan()))
+        used = 0
+        if state is not None:
+            leases = records.leases[member]
+            used, first = len(leases), leases.first()
+            if first is not None and first[0] <= now:
+                # Those that have expired and were not looked at since are in the set, but no longer live.
+                used -= sum(1 for _ in takewhile(lambda pair: pair[0] <= now, leases.scan()))
         return self._usage(member, used, in_force, free_in, maximum=value if self.adaptive or self.whole else None)
 
 

@@ -300,7 +300,9 @@ class Window(RateLimit):
 
     def _prune(self, records: Records, now: int, member: str) -> tuple[float, bool]:
         """Slots that have stopped counting go. Returns what still counts, and whether any of it is promised."""
-        _, total, _, held, until, promised, current, units = records.states.get(member)
+        _, total, first_stop, held, until, promised, current, units = records.states.get(member)
+        if not promised and now < first_stop and now < current:
+            return max(total, 0.0), False
         if promised or current <= now:
             slots = self._slots(records, member)
             current, units = 0, 0.0
