@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 #: A look may cost so many times what it did. A waiter was five facts and is ten: what it asks for, what it waits for, how
 #: much of that is left and when it goes came with its list, so that the list alone may cost more.
 AT_MOST = 1.5
-WAITERS_AT_MOST = 2.5
+WAITERS_AT_MOST = 3.0
 SLOTS = 150
 
 

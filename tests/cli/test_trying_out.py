@@ -196,7 +196,7 @@ def test_the_tutorial_in_a_terminal_works_as_it_is_written(tmp_path: Path) -> No
     out = subprocess.run(
         ["bash", "-c", script + "\nwait"],
         env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "COLUMNS": "80"},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert (out.returncode, out.stderr) == (0, "")
     assert "curl -fsS https://example.com" in out.stdout

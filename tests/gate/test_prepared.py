@@ -275,7 +275,7 @@ def test_a_refusal_of_the_short_way_names_the_same_limit_and_moment_as_the_long_
         assert all(kept)
         assert gate.try_acquire() is None
         said.append((wait.limit, wait.goes_in))
-    assert said[0] == said[1] == ("rate", 10.1)
+    assert said[0] == said[1] == ("rate", 10.2)
 
 
 members = st.integers(0, 12)

@@ -182,14 +182,14 @@ class Peek(Command):
         rows: list[WaitingTicket] = []
         waiting = []
         lanes: dict[Any, int] = {}
-        get, costs_of = records.tickets.get, _Costs()
+        get = records.tickets.get
         for _, id in islice(of[0] if len(of) == 1 else merge(*of), WAITERS):
             ticket = get(id)
             # By position: a line has thousands, and a page asks every second.
             _, _, ref, lane, _, tier, since, arrival, _, _, holder, _, _, called, hidden, *_ = ticket
             _, rank, costs, key = ref
             state = "called" if called else "skipped" if hidden else "waits"
-            row = WaitingTicket(id, holder, dict(key), since, rank, costs_of[costs], state, None, 0.0, now)
+            row = WaitingTicket(id, holder, dict(key), since, rank, dict(costs), state, None, 0.0, now)
             rows.append(row)
             if state == "waits":
                 before = lanes[tier, lane] = lanes.get((tier, lane), -1) + 1
@@ -214,16 +214,6 @@ class Peek(Command):
         return tuple(rows)
 
 
-class _Costs(dict):  # type: ignore[type-arg]
-    """Costs as a ticket has them → by unit, made once: most tickets ask for the same."""
-
-    __slots__ = ()
-
-    def __missing__(self, costs: Any) -> dict[str, float]:
-        found = self[costs] = dict(costs)
-        return found
-
-
 class WaitTerms:
     """What tickets wait for, looked up once for all that are alike: of a thousand keys most differ in the key alone."""
 
@@ -244,14 +234,20 @@ class WaitTerms:
         the microseconds that one ticket takes of the limit that it is parked at, and of those that all share."""
         _, _, ref, lane, rank, tier, *_ = ticket
         policy, asked_rank, costs, _ = ref
+        if costs.__class__ is not tuple:  # as some stores keep it
+            costs = tuple(map(tuple, costs))
         found = self._lanes(f"{tier}.{rank}.{lane}")
         parked = "" if found is None else found[1]
         terms = self._alike.get((policy, asked_rank, costs, None if not parked else lane))
         if terms is None:
             terms = self._alike.get((policy, asked_rank, costs, lane))
-        return self._find(ref, lane, parked) if terms is None else terms
+        if terms is None:
+            terms, by_key = self._find(ref, parked)
+            self._alike[policy, asked_rank, costs, lane if by_key else None] = terms
+        return terms
 
-    def _find(self, ref: Any, lane: str, parked: str) -> Terms:
+    def _find(self, ref: Any, parked: str) -> tuple[Terms, bool]:
+        """Those of a ref, and whether they depend on its key."""
         below, view, now = self._below, self._view, self._now
         changed = below.head.overrides
         plan = recall(below, ref, self._policy)
@@ -267,5 +263,4 @@ class WaitTerms:
                     limit, left = step.base, available
             if step.member == parked:
                 due, own = below.looks_due.score(parked) or now, takes
-        terms = self._alike[(*ref[:3], lane if by_key else None)] = (limit, left, due, own, int(pace))
-        return terms
+        return (limit, left, due, own, int(pace)), by_key

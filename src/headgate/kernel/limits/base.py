@@ -56,8 +56,8 @@ def positive(what: str, number: object) -> float:
 
 
 def default_slack(per: int) -> int:
-    """1 % of `per`, at least 100 ms, at most 1 s."""
-    return min(max(per // 100, SECOND // 10), SECOND)
+    """2 % of `per`, at least 100 ms, at most 1 s: what the spread of a network takes, as docs/fleet.md measures it."""
+    return min(max(per // 50, SECOND // 10), SECOND)
 
 
 def fitting(value: float, size: float) -> int:

@@ -31,7 +31,7 @@ class Window(RateLimit):
     """At most `limit` units in any window of length `per`, counted where it matters: at the upstream.
 
     A grant counts until `per + slack` after it. `slack` is the spread of the time from a grant to the moment the upstream
-    counts it (default: 1 % of `per`, at least 100 ms, at most 1 s; 0 where the gate itself is the boundary). Once an
+    counts it (default: 2 % of `per`, at least 100 ms, at most 1 s; 0 where the gate itself is the boundary). Once an
     answer tells that the upstream has counted it, it counts until `per` after that. Use `Bucket` where the upstream is a
     token bucket: it allows bursts that a window does not.
     """
