@@ -320,6 +320,31 @@ def test_slots_that_are_waited_for_are_said_so(made: Any) -> None:
     assert gate.why() == "1 waits for c: the first (job one) needs a slot, and none is free; one ends by itself in 25 s"
 
 
+def test_a_lease_that_is_renewed_while_others_wait_ends_later_in_every_look(made: Any) -> None:
+    store, clock = made
+    gate = Gate("g", [Concurrency(1, lease="30s", name="c")], store=store, claim="1s")
+    permit = gate.acquire(holder="worker", renew=False)
+    stands(gate, store, "one", session="alive")
+    clock.advance("8s")
+    permit.renew()
+    clock.advance("1s")
+    assert gate.explain().goes_in == 29
+    assert [waiter.goes_in for waiter in gate.waiters()] == [29]
+    assert gate.why() == "1 waits for c: the first (job one) needs a slot, and none is free; one ends by itself in 29 s"
+    permit.release()
+
+
+def test_a_look_forgets_nothing_so_a_clock_that_goes_back_lets_nobody_in_early(made: Any) -> None:
+    store, clock = made
+    gate = Gate("g", [Window(1, per="10s", slack=0, name="w"), Concurrency(9, lease="5s", name="c")], store=store)
+    gate.acquire(renew=False)
+    clock.advance("30s")
+    assert (gate.usage()["w"].used, gate.usage()["c"].used) == (0, 0)
+    clock.set(clock() - 25_000_000)
+    assert gate.try_acquire(renew=False) is None
+    assert gate.usage()["w"].used == 1
+
+
 def test_a_promise_gate_says_what_is_promised(made: Any) -> None:
     store, _ = made
     gate = Gate("g", [Bucket(10, per="10s", burst=1, slack=0, name="b")], store=store, waiting="promise")

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ..plan import Plan, Policy, Step, Steps
     from ..records import Records
 
-    #: The limit, what is left of it, when its lane is looked at again, and what a ticket takes of the two paces.
-    Terms = tuple[str | None, float, int, float, int]
+    #: The limit, what is left of it, when its lane is looked at again, what a ticket takes of the two paces, and when the
+    #: first of its slots ends by itself.
+    Terms = tuple[str | None, float, int, float, int, int]
 
 
 #: At most so many waiters are listed, those that have waited longest. How many there are is always told.
@@ -203,13 +204,13 @@ class Peek(Command):
         for tier, before, _, row, ticket in waiting:
             if ticket[2] is not last_ref or tier != last_tier:  # of one process the refs of tickets alike are one
                 last_ref, last_tier = ticket[2], tier
-                limit, left, due, own, pace = terms_of(ticket)
+                limit, left, due, own, pace, free_at = terms_of(ticket)
             row.limit, row.left = limit, left
             if due:
                 goes_at = due + int(before * own)
             else:
-                goes_at = at
-                at += pace
+                goes_at = at if at > free_at else free_at
+                at = goes_at + pace
             row.goes_at = goes_at if goes_at > paused else paused
         return tuple(rows)
 
@@ -231,7 +232,8 @@ class WaitTerms:
 
     def of(self, ticket: Any) -> Terms:
         """The limit that it waits for, what is left of it, when its lane is looked at again (0 where it is not parked); and
-        the microseconds that one ticket takes of the limit that it is parked at, and of those that all share."""
+        the microseconds that one ticket takes of the limit that it is parked at, and of those that all share; and when the
+        first slot ends that it waits for (0 for rates): renewals move that, and the line does not hear of them."""
         _, _, ref, lane, rank, tier, *_ = ticket
         policy, asked_rank, costs, _ = ref
         if costs.__class__ is not tuple:  # as some stores keep it
@@ -251,7 +253,7 @@ class WaitTerms:
         below, view, now = self._below, self._view, self._now
         changed = below.head.overrides
         plan = recall(below, ref, self._policy)
-        limit, left, due, own, pace, by_key = None, 0.0, 0, 0.0, 0.0, bool(parked or changed)
+        limit, left, due, own, pace, free_at, by_key = None, 0.0, 0, 0.0, 0.0, 0, bool(parked or changed)
         for step in plan.current(below) if changed else plan.steps:
             takes = 0.0 if step.limit.leased else step.cost * step.limit.pace(step.value)
             if not step.by:
@@ -261,6 +263,9 @@ class WaitTerms:
                 available = step.limit.describe(view, now, step.member, step.value).available
                 if limit is None or available < left:
                     limit, left = step.base, available
+                if step.limit.leased and not parked:
+                    then = step.limit.earliest(view, now, step.member, step.cost, step.value, now)
+                    free_at = max(free_at, then if then < NEVER else 0)
             if step.member == parked:
                 due, own = below.looks_due.score(parked) or now, takes
-        return (limit, left, due, own, int(pace)), by_key
+        return (limit, left, due, own, int(pace), free_at), by_key

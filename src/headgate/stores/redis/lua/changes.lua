@@ -110,6 +110,10 @@ local function turn_of(now, ticket, row, before, at, left_of)
       local left = known[step.member] or limit:describe(now, step.member, step.value)[7]
       known[step.member] = left
       if not row[8] or left < row[9] then row[8], row[9] = step.base, left end
+      if limit.leased and parked == '' then -- renewals move it, and the line does not hear of them
+        local ends = limit:earliest(now, step.member, step.cost, step.value, now)
+        if ends < NEVER then at = max(at, ends) end
+      end
     end
     if step.member == parked then
       local own = limit.leased and 0 or step.cost * limit:pace(step.value)
