@@ -75,6 +75,34 @@ def test_an_ask_of_an_event_loop_is_admitted_once_wherever_its_connection_is_cut
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("offset", [0, 1, 12])
+def test_an_ask_goes_again_where_its_connection_is_cut_while_it_is_made(proxy: Proxy, stores: Any, offset: int) -> None:
+    gate = gate_of(stores(proxy.url + PATIENT))
+    gate.acquire().release()
+    proxy.drop_now()
+    proxy.drop_after(offset, "reply")  # which is within the greeting of the next connection
+    permit = gate.acquire()
+    assert proxy.dropped == 1
+    assert gate.usage()["w"].used == 2
+    permit.release()
+
+
+def test_a_batch_goes_again_where_its_connection_is_cut_while_it_is_made(proxy: Proxy, stores: Any) -> None:
+    gate = AsyncGate("g", [Window(1000, per="1h", name="w")], store=stores(proxy.url + PATIENT))
+
+    async def main() -> None:
+        await gate.acquire()
+        for offset in (0, 1, 12):
+            proxy.drop_now()
+            proxy.drop_after(offset, "reply")
+            permits = await asyncio.gather(*(gate.acquire() for _ in range(20)))
+            assert len({permit.fence for permit in permits}) == 20
+            assert proxy.dropped == 1
+        assert (await gate.usage())["w"].used == 61
+
+    asyncio.run(main())
+
+
 def test_a_batch_whose_answer_is_lost_is_decided_once(proxy: Proxy, stores: Any) -> None:
     gate = AsyncGate("g", [Window(1000, per="1h", name="w")], store=stores(proxy.url + PATIENT))
 

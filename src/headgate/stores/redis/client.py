@@ -374,5 +374,10 @@ def _not_connected(error: BaseException) -> BaseException:
         return AnswerTimeout(str(error))
     if isinstance(error, redis.RedisError):
         reply = _error_reply(error)
-        return ConnectionLost(str(error), False) if reply.kind == "other" else reply
+        if reply.kind != "other":
+            return reply
+        # Where no connection was made, the client wraps the error of the system: a refusal, no route, no such host.
+        cause = error.__context__
+        greeting = not isinstance(cause, OSError) or isinstance(cause, ConnectionResetError | BrokenPipeError)
+        return ConnectionLost(str(error), False, greeting and isinstance(error, redis.ConnectionError))
     return ConnectionLost(str(error), False) if isinstance(error, OSError) else error

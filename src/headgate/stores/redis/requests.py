@@ -290,6 +290,9 @@ class RedisRequests:
             request.answer_lost = True
             self._forget_places()
             return 0.0 if request.attempts == 1 else PAUSE
+        if isinstance(error, ConnectionLost) and error.greeting and request.attempts < 3:
+            self._forget_places()
+            return PAUSE  # nothing was sent on that connection
         if isinstance(error, ConnectionLost) and not self.endpoint.fixed and request.attempts < 3:
             self._forget_places()  # a master is gone; another may have its gates
             return PAUSE

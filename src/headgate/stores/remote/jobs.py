@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 class ConnectionLost(Exception):
-    """There is no connection to the server. `connected`: there was one, so the request may have arrived."""
+    """There is no connection to the server. `connected`: there was one, so the request may have arrived. `greeting`: it was
+    lost while client and server introduced themselves, so the server is there and the request has not been sent."""
 
-    def __init__(self, text: str, connected: bool) -> None:
+    def __init__(self, text: str, connected: bool, greeting: bool = False) -> None:
         super().__init__(text)
         self.connected = connected
+        self.greeting = greeting
 
 
 class AnswerTimeout(Exception):
