@@ -55,9 +55,9 @@ def positive(what: str, number: object) -> float:
     return number
 
 
-def default_slack(per: int) -> int:
-    """2 % of `per`, at least 100 ms, at most 1 s: what the spread of a network takes, as docs/fleet.md measures it."""
-    return min(max(per // 50, SECOND // 10), SECOND)
+def default_slack(per: int, part: int = 100) -> int:
+    """One in `part` of `per`, at least 100 ms, at most 1 s."""
+    return min(max(per // part, SECOND // 10), SECOND)
 
 
 def fitting(value: float, size: float) -> int:
@@ -306,6 +306,8 @@ class RateLimit(Limit):
     """Units per time. `per` and `slack` are microseconds."""
 
     __slots__ = ("per", "slack")
+    #: The default slack is one in so many of `per`.
+    slack_part = 100
 
     def __init__(
         self,
@@ -319,7 +321,7 @@ class RateLimit(Limit):
         super().__init__(limit, name, unit, by)
         self.per = duration.parse(per, what=f"per of {self.kind} {self.name!r}")
         if slack is None:
-            self.slack = default_slack(self.per)
+            self.slack = default_slack(self.per, self.slack_part)
         else:
             self.slack = duration.parse(slack, what=f"slack of {self.kind} {self.name!r}", zero=True)
 

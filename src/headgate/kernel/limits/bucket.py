@@ -29,7 +29,7 @@ FLOORS = 16
 class Bucket(RateLimit):
     """`limit` units per `per`, at most `burst` at once (default: `limit`). Costs may be fractional.
 
-    `slack` is the spread of the time from a grant to the moment the upstream counts it (default: 2 % of `per`, at least
+    `slack` is the spread of the time from a grant to the moment the upstream counts it (default: 1 % of `per`, at least
     100 ms, at most 1 s). The bucket uses `burst - rate × slack`, so that jitter does not trip the upstream; that costs no
     long-run throughput while a single cost is below that. Use `Window` where the upstream counts "in any minute".
     """

@@ -32,7 +32,7 @@ PERIODS = {
 class Quota(Limit):
     """`limit` units per calendar period (`minute`, `hour`, `day`, `week` from Monday, `month`, `year`) in `zone`.
 
-    Around a reset, for `slack` (default: 2 % of the period, at least 100 ms, at most 1 s), both periods bind: a call
+    Around a reset, for `slack` (default: 1 % of the period, at least 100 ms, at most 1 s), both periods bind: a call
     granted just before midnight may be counted after it. Use `Window` where the upstream has no calendar.
     """
 

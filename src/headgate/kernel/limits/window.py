@@ -42,6 +42,8 @@ class Window(RateLimit):
     # slot per moment on a grid of per/1000 at which units stop counting; rounding up keeps the promise, and bounds the
     # state to about a thousand slots whatever the limit.
     __slots__ = ("grid", "span")
+    #: Measured on a fleet whose network has a tail: docs/why.md. A bucket pays for slack with its burst, and so has less.
+    slack_part = 50
     kind = "window"
     fields = ("limit", "per", "slack", "name", "unit", "by")
     confirmable = True
