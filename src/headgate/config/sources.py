@@ -1,4 +1,4 @@
-"""Values of limits that come from outside: a variable, a file, later a parameter store.
+"""Values of limits that come from outside: a variable, a file, a parameter of AWS Systems Manager.
 
 A `Source` reads one value and may fail in any way it likes. A `Refresher` asks it now and then and gives the last good
 answer: a failed or senseless read changes nothing. Above all it never goes back to the configured value once a good one
@@ -17,6 +17,8 @@ TYPE_CHECKING = False  # mypy takes this name for typing's, so `typing` stays un
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
+
+    from ..aws import AwsClient
 else:
     Protocol = object
 
@@ -66,9 +68,57 @@ class FileSource:
             return file.read(_LONGEST_NUMBER + 1)
 
 
+class SsmSource:
+    """`ssm:NAME`: a parameter of AWS Systems Manager, as in `ssm:/pdf-processing/adobe-api-rpm`.
+
+    `?region=…` and `&endpoint=…` may follow the name; without them boto3 looks where it always does. Needs the extra `aws`
+    and the permission `ssm:GetParameter`. A service that does not answer within 2 s has failed this time.
+    """
+
+    def __init__(self, text: str) -> None:
+        name, question, options = text.partition("?")
+        found = dict(part.partition("=")[::2] for part in options.split("&")) if question else {}
+        unknown = found.keys() - {"region", "endpoint"}
+        if unknown or not all(found.values()):
+            wrong = ", ".join(sorted(unknown)) or options
+            raise InvalidInput(f"ssm:{text}: {wrong!r} is neither region=… nor endpoint=…")
+        if not name.isascii() or not name.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise InvalidInput(
+                f"{name!r} is not the name of a parameter; write it like ssm:/pdf-processing/adobe-api-rpm"
+            )
+        self.name = name
+        self.region = found.get("region")
+        self.endpoint = found.get("endpoint")
+        self._client: AwsClient | None = None
+        self._process = 0
+
+    def read(self) -> str:
+        if self._client is None or self._process != os.getpid():  # a child of a fork makes connections of its own
+            self._client, self._process = self._connect(), os.getpid()
+        answer = self._client.request("get_parameter", Name=self.name, WithDecryption=True)
+        return str(answer["Parameter"]["Value"])
+
+    def _connect(self) -> AwsClient:
+        try:
+            from ..aws import AwsClient
+        except ModuleNotFoundError as error:
+            from ..extras import how_to_install
+
+            raise InvalidInput(f"ssm:{self.name} needs {error.name}: {how_to_install('aws')}") from error
+        return AwsClient(
+            "ssm",
+            region=self.region,
+            endpoint=self.endpoint,
+            timeout_s=2.0,
+            subject=f"SSM parameter {self.name!r}",
+            example=f"ssm:{self.name}?region=eu-central-1",
+        )
+
+
 SOURCES: dict[str, Callable[[str], Source]] = {
     "env": EnvSource,
     "file": FileSource,
+    "ssm": SsmSource,
 }
 """Scheme → what makes the source of the text after the colon. A new source is one class and one line here."""
 
