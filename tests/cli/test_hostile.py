@@ -107,7 +107,7 @@ def told_properly(result: Result, what: object) -> None:
 PARAMETERS = {
     path[1:]: [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
     for path, command in reference.commands()
-    if len(path) > 1 and path[1] not in ("bench", "demo", "serve")
+    if len(path) > 1 and path[1] not in ("bench", "demo", "serve", "upstream", "worker", "batch", "images")
 }
 
 

@@ -57,6 +57,7 @@ ROWS: list[tuple[Command, list[Any]]] = [
     ),
     (Settle(PLAN, 7, "", None, False), ["e", *ASK, 7, "", None, False, 0, None, 0, True]),
     (Release(POLICY, "id-1", "unsent", 5, {"requests": 2}), ["r", 0, "id-1", "unsent", 5, {"requests": 2}]),
+    (Release(POLICY, "id-1", "ok", ago=9), ["r", 0, "id-1", "ok", 0, None, 9]),
     (Cancel(POLICY, "id-1"), ["c", 0, "id-1"]),
     (Cancel(POLICY, "id-1", "a-1", True), ["c", 0, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["t", 0, "id-1", 8]),
@@ -78,7 +79,8 @@ ROWS: list[tuple[Command, list[Any]]] = [
 
 #: The letters of the script's commands, and what is packed behind them.
 SCRIPT: list[tuple[Command, list[Any]]] = [
-    (Release(POLICY, "id-1", "ok", 5, {"requests": 2}), ["r", POLICY.fingerprint, "id-1", "ok", 5, (("requests", 2),)]),
+    (Release(POLICY, "id-1", "ok", 5, {"requests": 2}), ["r", POLICY.fingerprint, "id-1", "ok", 5, (("requests", 2),), 0]),
+    (Release(POLICY, "id-1", "ok", ago=9), ["r", POLICY.fingerprint, "id-1", "ok", 0, None, 9]),
     (Cancel(POLICY, "id-1"), ["c", POLICY.fingerprint, "id-1", "", False]),
     (Cancel(POLICY, "id-1", "a-1", True), ["c", POLICY.fingerprint, "id-1", "a-1", True]),
     (Extend(POLICY, "id-1", 8), ["l", POLICY.fingerprint, "id-1", 8]),
