@@ -57,7 +57,8 @@ def python_words(text: str) -> set[str]:
 
 def files() -> list[Path]:
     found = [file for kind in ("py", "lua", "js", "html") for file in SOURCE.rglob(f"*.{kind}")]
-    return [file for file in found if not file.name.startswith("uplot.")]  # a library of others
+    # A library of others; and drop-ins, which say what there is under other names: nothing new goes there.
+    return [file for file in found if not file.name.startswith("uplot.") and file.parent.name != "dropin"]
 
 
 def places_of(names: tuple[str, ...]) -> set[str]:
