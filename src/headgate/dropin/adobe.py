@@ -70,7 +70,7 @@ _NO_FILE = "-"
 logger = logging.getLogger(__name__)
 
 
-class HeldSlot:
+class TakenSlot:
     """A slot that this process holds, until one of the release functions finds it."""
 
     __slots__ = ("api_type", "filename", "permit")
@@ -92,7 +92,7 @@ class Limiter:
         #: Named in code, before the environment is asked.
         self.store: str | Store | None = None
         #: In the order in which they were taken.
-        self._held: list[HeldSlot] = []
+        self._held: list[TakenSlot] = []
 
     def forget(self) -> None:
         """After a fork: the parent's slots are the parent's."""
@@ -134,18 +134,18 @@ class Limiter:
                 gate = self._token_gates[value] = Gate(GATE, [Window(value, per="1m", name="rpm")], store=whole.store)
             return gate
 
-    def keep(self, slot: HeldSlot) -> None:
+    def keep(self, slot: TakenSlot) -> None:
         with self._lock:
             self._held.append(slot)
         _mine.set((*_mine.get(), slot))
 
-    def take(self, api_type: str, filename: str | None) -> HeldSlot | None:
+    def take(self, api_type: str, filename: str | None) -> TakenSlot | None:
         """The slot that a release means, which is then no longer held: this context's last one, else the oldest.
 
         Where the release names a file, a slot that was taken for another file is never meant.
         """
 
-        def is_meant(slot: HeldSlot) -> bool:
+        def is_meant(slot: TakenSlot) -> bool:
             return slot.api_type == api_type and (filename is None or slot.filename in (None, filename))
 
         with self._lock:
@@ -194,7 +194,7 @@ def _sources(on_aws: bool) -> dict[str, Refresher]:
 
 
 #: The slots that this thread or task has taken, the last at the end.
-_mine: ContextVar[tuple[HeldSlot, ...]] = ContextVar("headgate_adobe_slots", default=())
+_mine: ContextVar[tuple[TakenSlot, ...]] = ContextVar("headgate_adobe_slots", default=())
 _limiter = Limiter()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_limiter.forget)
@@ -233,7 +233,7 @@ def acquire_slot(api_type: str = "adobe_api", max_wait_seconds: float = 300, fil
             permit = gate.acquire(timeout=max_wait_seconds, holder=holder)
         except Denied:
             return False
-    _limiter.keep(HeldSlot(api_type, filename, permit))
+    _limiter.keep(TakenSlot(api_type, filename, permit))
     if logger.isEnabledFor(logging.INFO):
         try:
             usage = gate.usage()
