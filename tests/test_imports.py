@@ -69,7 +69,7 @@ FRAMEWORKS = {
     "rest_framework": "contrib/django/",
     "asgiref": "contrib/django/",
     "click": "cli/",
-    "rich": "cli/",
+    "rich": ("cli/", "batch/bar.py"),
     "pytest": "testing/",
     "_pytest": "testing/",
     "hypothesis": "testing/",

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from ..clients.retry import Retry
 from .attempt import AsyncAttempt, Attempt
+from .journal import Journal, JournalMismatch
+from .progress import RunProgress
 from .result import CallFailed, Interrupted, ItemResult, Statistics
 from .run import arun, run
 
@@ -21,7 +23,10 @@ __all__ = [
     "CallFailed",
     "Interrupted",
     "ItemResult",
+    "Journal",
+    "JournalMismatch",
     "Retry",
+    "RunProgress",
     "Statistics",
     "arun",
     "run",

@@ -20,6 +20,7 @@ from .attempt import AsyncAttempt, Attempt
 from .result import ItemResult, RunTally, utilisation
 from .step import NO_ANSWER, PLAIN_OK, Answered, Finished, existing, looks_like_response, next_step
 from .threads import Threads
+from .watch import GateWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Work:
 
     __slots__ = ("attempts", "begun", "index", "item", "mark")
 
-    def __init__(self, index: int, item: Any, mark: bytes, attempts: int = 0) -> None:
+    def __init__(self, index: int, item: Any, mark: str, attempts: int = 0) -> None:
         self.index = index
         self.item = item
         #: By what the journal knows the item.
@@ -111,7 +112,8 @@ class BatchEngine:
         for worker in self.workers:
             worker.task = self._loop.create_task(self._work(worker))
         tasks = [worker.task for worker in self.workers]
-        watcher = self._loop.create_task(self._options.watch(self))
+        watch = GateWatch(self, self._options)
+        watcher = self._loop.create_task(watch.keep_looking())
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
@@ -126,6 +128,7 @@ class BatchEngine:
             if self._threads is not None:
                 self._threads.close()
             self._ended = monotonic()
+            watch.close()
         if not watcher.cancelled() and (error := watcher.exception()) is not None:
             self._error = self._error or error
         if self._error is not None:
@@ -275,15 +278,14 @@ class BatchEngine:
         index = self.tally.taken
         self.tally.taken += 1
         journal = options.journal
-        mark = b""
+        mark = ""
         attempts = 0
         if journal is not None:
             mark = journal.mark(index, item)
-            found = journal.find(index, item, mark)
+            found, attempts = journal.find(index, item, mark)
             if found is not None:
                 await self._emit(found)
                 return None
-            attempts = journal.attempts(index)
         if options.skip_existing is not None:
             try:
                 exists = existing(options.skip_existing(item))
@@ -336,6 +338,7 @@ class BatchEngine:
         await permit.release(report.outcome)
         now = monotonic()
         self.tally.held_s += now - begun
+        self.tally.ended += 1
         if report.retry_after:
             self.pause_seen(report.retry_after)
         if report == "rate_limited":
@@ -351,7 +354,7 @@ class BatchEngine:
             return
         self.tally.retries += 1
         if options.journal is not None:
-            options.journal.tried(work.index, work.attempts)
+            options.journal.tried(work.index, work.mark, work.attempts)
         self._put_later(work, step.wait_s)
 
     async def _report(self, permit: AsyncPermit, value: Any, error: Exception | None) -> Any:
@@ -416,7 +419,10 @@ class BatchEngine:
             return
         result = ItemResult(work.index, work.item, status, value, error, work.attempts, price)
         if options.journal is not None:
-            options.journal.finished(result, work.mark)
+            try:
+                options.journal.finished(result, work.mark)
+            except InvalidInput as wrong:
+                self.fail(wrong)  # the value cannot be kept, and the caller has it all the same
         await self._emit(result)
 
     async def _emit(self, result: ItemResult) -> None:

@@ -9,14 +9,16 @@ from secrets import token_hex
 from ..clients.retry import Retry
 from ..errors import InvalidInput
 from ..gate import AsyncGate, Gate
+from .journal import Journal
+from .progress import shown_by
 from .ramp import ramp_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
     from typing import Any
 
-    from .engine import BatchEngine
     from .ramp import Ramp
 
 #: Calls at a time where the gate has no limit of slots, and at most where it has one.
@@ -44,7 +46,7 @@ class Options:
         keep: bool,
         price: Any,
         total: int | None,
-        journal: Any,
+        journal: Journal | str | PathLike[str] | None,
         progress: Any,
     ) -> None:
         if not (hasattr(items, "__iter__") or hasattr(items, "__aiter__")) or isinstance(items, str | bytes):
@@ -68,8 +70,10 @@ class Options:
         self.in_order = in_order
         self.keep = keep
         self.total = _total(total, items)
-        self.journal = journal
-        self.progress = progress
+        self.journal = _journal(journal)
+        if not isinstance(progress, bool) and not callable(progress):
+            raise InvalidInput(f"progress is True, False or a function of a RunProgress, not {progress!r}")
+        self.progress = shown_by(progress)
         self._run_id = token_hex(8)
 
     @property
@@ -105,12 +109,6 @@ class Options:
     def ramp(self, gate: AsyncGate) -> Ramp:
         return ramp_for(gate.policy.limits, self.workers, self.costs)
 
-    async def watch(self, engine: BatchEngine) -> None:
-        """Look at the gate while the run goes on: for pauses that others made, and for the progress that is shown."""
-        from .watch import watch
-
-        await watch(engine, self)
-
 
 def _takes_attempt(call: Any) -> bool:
     """Whether it is called with an item alone, or with an item and its attempt."""
@@ -138,6 +136,14 @@ def _workers(workers: int | None, gate: Gate | AsyncGate) -> int:
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InvalidInput(f"workers is how many calls may be under way at once, 1 or more, not {workers!r}")
     return workers
+
+
+def _journal(journal: Journal | str | PathLike[str] | None) -> Journal | None:
+    if journal is None or isinstance(journal, Journal):
+        return journal
+    if not isinstance(journal, str) and not hasattr(journal, "__fspath__"):
+        raise InvalidInput(f"journal is the path of a file, or a Journal, not {journal!r}")
+    return Journal(journal)
 
 
 def _total(total: int | None, items: Any) -> int | None:

@@ -122,7 +122,8 @@ class RunTally:
         self.taken = self.successful = self.failed = self.skipped = self.replayed = 0
         self.calls = self.retries = self.rate_limited = 0
         self.cost = 0.0
-        #: Seconds for which permits were held, all together.
+        #: Calls that have ended, and the seconds for which their permits were held, all together.
+        self.ended = 0
         self.held_s = 0.0
 
     @property

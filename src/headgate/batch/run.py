@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ..clients.retry import Retry
     from ..gate import AsyncGate
+    from .journal import Journal
+    from .progress import RunProgress
     from .result import ItemResult, Statistics
 
     Cost = float | Mapping[str, float]
@@ -44,6 +46,8 @@ def run(
     keep: bool = False,
     price: Callable[[Any, Any], float] | None = None,
     total: int | None = None,
+    journal: Journal | str | PathLike[str] | None = None,
+    progress: bool | Callable[[RunProgress], object] = False,
 ) -> Statistics:
     """Call `call(item)` for every item under a permit of the gate, and return what became of them.
 
@@ -55,6 +59,11 @@ def run(
     What the upstream refuses is tried again as `retry` says, what fails is a failed result and the run goes on.
     `skip_existing(item)` tells that an item needs no call: a truth value, or the path of a file that may be there. `cost`,
     `key` and `holder` are for `acquire`, or functions of the item. `price(item, value)` is what a call cost in money.
+
+    `journal` is the path of a file in which finished items are kept, or a `Journal`: the same run again, after whatever
+    ended it, calls for no item that is finished, and delivers all results. Items and values are then JSON values.
+    `progress=True` shows a bar on standard error, or lines where that is no terminal; a function is handed a `RunProgress`
+    twice a second.
 
     Ctrl-C lets the calls that are under way finish, gives back what waits, and raises `Interrupted` with the statistics; a
     second one does not wait for calls. Raises InvalidInput where the arguments make no sense, StoreUnavailable where the
@@ -80,8 +89,8 @@ def run(
         keep=keep,
         price=price,
         total=total,
-        journal=None,
-        progress=None,
+        journal=journal,
+        progress=progress,
     )
     return asyncio.run(_run(options, gate))
 
@@ -103,6 +112,8 @@ async def arun(
     keep: bool = False,
     price: Callable[[Any, Any], float] | None = None,
     total: int | None = None,
+    journal: Journal | str | PathLike[str] | None = None,
+    progress: bool | Callable[[RunProgress], object] = False,
 ) -> Statistics:
     """The same as `run` on the running event loop. `items` may be an async iterable, and `on_result` a coroutine function.
 
@@ -124,20 +135,25 @@ async def arun(
         keep=keep,
         price=price,
         total=total,
-        journal=None,
-        progress=None,
+        journal=journal,
+        progress=progress,
     )
     return await _run(options, gate)
 
 
 async def _run(options: Options, gate: Gate | AsyncGate) -> Statistics:
     asked = gate.as_async() if isinstance(gate, Gate) else gate
+    journal = options.journal
     try:
+        if journal is not None:
+            journal.open()
         engine = BatchEngine(options, asked)
         with interrupts(engine):
             await engine.run()
         statistics = engine.statistics()
     finally:
+        if journal is not None:
+            journal.close()
         if asked is not gate:
             await asked.aclose()
     if engine.interrupted:
