@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .records import Records
+    from .records import Records, Space
 
     #: A tightening: its value, when it ends, and its reason.
     Row = tuple[float, int, str]
@@ -126,11 +126,17 @@ def changed(records: Records) -> None:
     count(records)
     for kind in ("windows", "promised"):
         for member in records.names(kind):
-            records.space(kind, member).delete("hint")  # where nothing fits, as it was known for the old value
+            forget_known(records.space(kind, member))
     if records.head.tickets:
         due = records.looks_due
         for _, member in list(due.scan()):
             due.put(member, 1, records.head.now)
+
+
+def forget_known(space: Space) -> None:
+    """Where nothing fits, and how high the level will be, was known for other values."""
+    space.delete("hint")
+    space.delete("tail")
 
 
 def count(records: Records) -> None:

@@ -12,6 +12,8 @@ numbers, strings, `None`, and tuples of those; a store may hand them back as lis
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from itertools import islice
+from operator import itemgetter
 
 from .head import Head
 
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 512
+_last_of = itemgetter(-1)
 
 #: The kinds that have one space each, under no name; and those with many.
 ALONE = (
@@ -262,7 +265,8 @@ class DictSpace(dict):  # type: ignore[type-arg]
             self._order()
         last = None
         scores = self.scores
-        for chunk in self.chunks:
+        chunks = self.chunks if since == float("-inf") else self._from(since)
+        for chunk in chunks:
             if not chunk or chunk[-1] < (since,):
                 continue
             for index in range(bisect_left(chunk, (since,)), len(chunk)):
@@ -271,6 +275,12 @@ class DictSpace(dict):  # type: ignore[type-arg]
                 if pair != last and scores.get(pair[1]) == pair[0]:
                     last = pair
                     yield pair
+
+    def _from(self, since: Score) -> Iterator[list[tuple[Any, Any]]]:
+        """The chunks from the first on that ends at or after a score; none is empty, unless it is the only one."""
+        chunks = self.chunks
+        begin = bisect_left(chunks, (since,), key=_last_of) if chunks[-1] else 0
+        return islice(chunks, begin, None)
 
     def _order(self) -> None:
         """Give those that are fresh their places."""

@@ -356,3 +356,27 @@ def test_a_dead_crowd_leaves_the_line_as_in_the_core_so_many_at_a_time(pair: Cal
             left.append(len(stores.core._gates["crowd"].tickets))
         assert left == [1302 - 512, 1302 - 1024, 2]
         stores.execute([stand("alive-0", "alive"), stand("alive-1", "alive"), Peek(policy)])
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Bucket(1000, per="1m", burst=60, slack=0, name="r"),
+        Window(100, per="6s", slack=0, name="r"),
+    ],
+    ids=["bucket", "window"],
+)
+def test_thousands_of_promises_lie_where_the_core_puts_them(pair: Callable[[], Pair], limit: Any) -> None:
+    """Mixed costs, cancellations here and there, and more promises than one decision looks at."""
+    policy, numbers, ids = Policy("many", [limit], waiting="promise"), random.Random(5), count()
+
+    def asked() -> Stand:
+        return Stand(policy.plan(numbers.randrange(1, 200) / 4), f"p{next(ids)}", remembered=True)
+
+    with pair() as stores:
+        for _ in range(30):
+            stores.execute([asked() for _ in range(100)])
+        for cancelled in (2990, 2500, 1200, 30, 3, 2999):
+            stores.execute([Cancel(policy, f"p{cancelled}", answered=True), *[asked() for _ in range(6)]])
+            stores.clock.advance("700ms")
+        stores.execute([Release(policy, "p0", "unsent"), Peek(policy), *[asked() for _ in range(20)]])

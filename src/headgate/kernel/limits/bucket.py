@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..model import LimitUsage
-    from ..records import Records
+    from ..records import Records, Space
     from .base import Duration, Lease, Taker
 
 #: An amount below this is rounding, not usage.
@@ -21,6 +21,9 @@ DUST = 1e-9
 
 #: A bucket whose rate was overridden is remembered so many times as long: its state knows the limit's own rate only.
 SLOWER = 1000
+
+#: So many promises are looked at for another one, at most. Beyond it an ask goes after the last of them.
+LOOKED = 2000
 
 #: In how many steps of `per` it is remembered how low the level was.
 FLOORS = 16
@@ -160,7 +163,7 @@ class Bucket(RateLimit):
             self._promise(records, member, cost, value, at)
             return False
         if promised:
-            self._forget_hint(records, member)
+            self._forget_hint(records, member, cost)
         # `last` can be later than now where promises were folded in; then it only runs off from there.
         if now > last:
             used -= (now - last) / (self.per / value)
@@ -230,6 +233,9 @@ class Bucket(RateLimit):
     def assume_used(self, records: Records, now: int, member: str, value: float, lost: int) -> None:
         _, used, at, held, _, promised, _ = self._state(records, member) or ("", 0.0, 0, 0.0, (), 0, None)
         full = max(0.0, used - max(0, lost - at) * (value / self.per), self.in_force(value)[0])
+        if promised:
+            for known in ("hint", "tail"):
+                records.promised[member].delete(known)
         state = ("bucket", full, max(lost, at), held, self.drain, promised, None)
         records.states.put(member, state, self.until(records, member, (*state[:5], 0, None)))
 
@@ -257,15 +263,25 @@ class Bucket(RateLimit):
     # Space promised[member]: time → units of the charges that are still to come, and "hint" → (at, used, cost,
     # headroom): nothing of `cost` or more fits before `at`, where the level is `used`; and every charge to come leaves
     # at least `headroom`. The hints spare a decision the walk over all promises: the first serves the limit that
-    # binds, the second those that do not. They are forgotten when anything is given back.
+    # binds, the second those that do not. They are forgotten when anything is given back. "tail" → (at, used,
+    # exact, count): the last charge, and the level after it; where that is not exact it is lower than `used`, or as much.
+    # It holds while there are `count` charges: an earlier version, which knows nothing of a tail, makes more or fewer.
+    #
+    # How much could fit before a charge is at most what that charge leaves, and what runs off below empty between: a
+    # charge that fills the bucket leaves no room for anything before it, whatever its cost was.
 
-    def _forget_hint(self, records: Records, member: str) -> None:
-        records.promised[member].delete("hint")
+    def _forget_hint(self, records: Records, member: str, more: float = 0.0) -> None:
+        """The level has changed, by `more` at most: so has that after every charge to come."""
+        charges, promised = records.promised[member], records.states.get(member)[5]
+        charges.delete("hint")
+        at, used, _ = _tail(charges, promised)
+        _put_tail(charges, (at, used + more, False), promised)
 
     def _fold(self, records: Records, now: int, member: str, value: float) -> None:
         """Charges whose time has come move into the level."""
         charges = records.promised[member]
         kind, used, at, held, drain, promised, floor = records.states.get(member)
+        count = promised
         while (first := charges.first()) is not None and first[0] <= now:
             time = first[0]
             if time > at:
@@ -278,6 +294,8 @@ class Bucket(RateLimit):
         if promised <= 0:
             records.drop("promised", member)
             promised = 0
+        elif promised < count:
+            _put_tail(charges, _tail(charges, count), promised)
         records.states[member] = (kind, used, at, held, drain, promised, floor)
 
     def _among(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
@@ -294,15 +312,26 @@ class Bucket(RateLimit):
         from_base = not (hint_at > at and cost >= hint_cost)
         if not from_base:
             at, used = hint_at, hint_used
+        covers = start <= (now if from_base else at)
+        tail_at, tail_used, exact = tail = _tail(charges, promised)
+        after_tail: int = max(start, tail_at + max(0, ceil((tail_used + cost - usable) / rate)))
+        if exact and start >= tail_at:
+            return after_tail
         best, before = NEVER, (at, used)
         least = usable
         with_it, with_it_at = 0.0, 0  # the level with this cost in it, and when
+        room, idle = 0.0, 0.0  # the most that could fit in the gaps so far, and what ran off below empty in them
+        claim = 0.0
+        looked = 0
         for time, _ in charges.scan(at + 1):
+            looked += 1
+            if looked > LOOKED and tail is not _NO_TAIL:
+                break
             units = charges.get(time)
             if best == NEVER:
                 candidate = max(start, at + max(0, ceil((used + cost - usable) / rate)))
                 if candidate <= time:
-                    best, before = candidate, (at, used)
+                    best, before, claim = candidate, (at, used), room
                     with_it, with_it_at = max(0.0, used - (best - at) * rate) + cost, best
             used -= (time - at) * rate
             if best != NEVER:
@@ -311,15 +340,30 @@ class Bucket(RateLimit):
                     best = NEVER  # this promise would be broken: not before it
                 else:
                     with_it, with_it_at = max(0.0, with_it) + units, time
-            least = min(least, usable - max(0.0, used) - units)
+            below = max(0.0, -used)
+            left = usable - max(0.0, used) - units
+            least = min(least, left)
+            left, idle = max(0.0, left), idle + below
+            room = max(min(room, left + idle), left + below)
             used, at = max(0.0, used) + units, time
+            if best != NEVER and with_it <= used + DUST:
+                break  # all of it has run off by then: it is felt no more
+        else:
+            looked = 0  # all were looked at
+            if not exact:
+                _put_tail(charges, (at, used, True), promised)
         if best == NEVER:
-            best, before = max(start, at + max(0, ceil((used + cost - usable) / rate))), (at, used)
-        if start <= now:
-            if from_base:
-                headroom = least
-            if from_base or cost <= hint_cost:
-                hint_at, hint_used, hint_cost = *before, cost
+            best = max(start, at + max(0, ceil((used + cost - usable) / rate)))
+            before, claim = (at, used), room
+        if looked > LOOKED:
+            # Too many were looked at. After the last promise nothing is in its way: no later than if it stood in line.
+            best = after_tail
+        if from_base and not looked:
+            headroom = least
+        claim = min(cost, claim + 2 * DUST)
+        if covers and (from_base or claim <= hint_cost):
+            hint_at, hint_used, hint_cost = *before, claim if from_base else hint_cost
+        if covers or (from_base and not looked):
             charges["hint"] = (hint_at, hint_used, hint_cost, headroom)
         return best
 
@@ -329,19 +373,28 @@ class Bucket(RateLimit):
         hint_at, hint_used, hint_cost, headroom = charges.get("hint") or _NO_HINT
         rate, usable = value / self.per, self.in_force(value)[0] - held
         left = usable - max(0.0, used - (at - last) * rate) - cost
-        headroom = min(headroom - cost, left) if cost <= headroom else _NO_HINT[3]
+        tail_at, tail_used, exact = _tail(charges, promised) if promised else (last, used, True)
+        is_last = tail_at > 0 and at > tail_at
+        if is_last:
+            tail_at, tail_used = at, max(0.0, tail_used - (at - tail_at) * rate)
+        if is_last and headroom >= 0:
+            headroom = min(headroom, usable - tail_used - cost)  # no later charge feels it
+        else:
+            headroom = min(headroom - cost, left) if cost <= headroom else _NO_HINT[3]
         if at == hint_at:
             hint_used += cost
         elif at < hint_at:
             hint_at = 0
         units = charges.get(at)
+        promised += units is None
         charges.put(at, (units or 0.0) + cost, at)
         charges["hint"] = (hint_at, hint_used, hint_cost, headroom)
-        records.states[member] = (kind, used, last, held, drain, promised + (units is None), floor)
+        _put_tail(charges, (tail_at, tail_used + cost, exact and at == tail_at), promised)
+        records.states[member] = (kind, used, last, held, drain, promised, floor)
 
     def _unpromise(self, records: Records, member: str, cost: float, at: int) -> None:
+        self._forget_hint(records, member, max(0.0, -cost))
         charges = records.promised[member]
-        charges.delete("hint")
         units = charges.get(at)
         if units is None:
             return
@@ -350,6 +403,7 @@ class Bucket(RateLimit):
             return
         charges.delete(at)
         kind, used, last, held, drain, promised, floor = records.states.get(member)
+        _put_tail(charges, _tail(charges, promised), promised - 1)
         records.states[member] = (kind, used, last, held, drain, promised - 1, floor)
         if promised <= 1:
             records.drop("promised", member)
@@ -357,6 +411,19 @@ class Bucket(RateLimit):
 
 #: at, used, cost, headroom: nothing is known.
 _NO_HINT = (0, 0.0, 0.0, -1.0)
+
+#: at, used, exact: it is not known.
+_NO_TAIL = (0, 0.0, False)
+
+
+def _tail(charges: Space, promised: int) -> tuple[int, float, bool]:
+    tail = charges.get("tail")
+    return _NO_TAIL if tail is None or tail[3] != promised else (tail[0], tail[1], tail[2])
+
+
+def _put_tail(charges: Space, tail: tuple[int, float, bool], promised: int) -> None:
+    if tail[0]:
+        charges["tail"] = (*tail, promised)
 
 
 # --- what still counts of an old charge -----------------------------------------------------------------------------

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..records import Records, Space
     from .base import Duration, Lease, Limit, Taker
 
+    #: at, counted, least, since
+    Front = tuple[int, float, float, int]
+
 #: A confirmation gives back at most `slack` of one grant; below this share of the limit that is not worth a round trip.
 WORTH_CONFIRMING = 0.25
 
@@ -22,6 +25,15 @@ FAR = 20
 
 #: The part of an amount that sums of others may be off by.
 ROUNDING = 1e-6
+
+#: So many slots are looked at for a promise, at most. Beyond it an ask goes after the last promise.
+LOOKED = 2000
+
+#: So many fronts are kept, for asks of different costs.
+FRONTS = 8
+
+#: The part of a limit that is too little to be asked for.
+HARDLY = 1e-9
 
 #: In how many steps a window comes back after its state was lost.
 STEPS_AFTER_LOSS = 50
@@ -159,6 +171,8 @@ class Window(RateLimit):
         _, total, first, held, until, promised, current, units = state
         total += cost
         if stops == current:
+            if promised:
+                _charged(records.windows[member], at, stops, cost)
             states[member] = ("window", total, first, held, until, promised, current, units + cost)
             return total >= value * WORTH_CONFIRMING  # type: ignore[no-any-return]
         slots = records.windows[member]
@@ -166,7 +180,7 @@ class Window(RateLimit):
             _add(slots, current, units)
         if at > now or promised:
             promised = True
-            _forget_hint(slots, at)
+            _charged(slots, at, stops, cost)
         if stops < until:
             # Not the newest slot: what is confirmed, or goes before a promise.
             _add(slots, stops, cost)
@@ -250,7 +264,7 @@ class Window(RateLimit):
             else:
                 slots.delete(was)
         if promised:
-            slots.delete("hint")
+            _given_back(slots, was)
         if to is None:
             # With the last slot goes whatever rounding left.
             total = total - moved if current or slots.first() is not None else 0.0
@@ -329,8 +343,15 @@ class Window(RateLimit):
     # --- promises: slots that begin in the future ---------------------------------------------------------------
     #
     # A slot that stops at `s` begins at `s - span`. Adding cost at `t` must keep every window that contains `t` within
-    # the limit: the one that ends at `t`, and those that end at each slot begun less than `span` after it. "hint" →
-    # (at, cost): nothing of `cost` or more fits before `at`.
+    # the limit: the one that ends at `t`, and those that end at each slot begun less than `span` after it. One walk over
+    # the slots finds the first such moment: `counted` is what counts at the moment it has come to, slots begin and stop
+    # in order, and a moment is the answer once no window within `span` of it is too full.
+    #
+    # "fronts" spare a decision most of the walk. Each is (at, counted, least, since): at `at` begins a slot, `counted` is
+    # what counts then, and nothing of `least` or more fits from `since` to there; a later one has a higher `least`.
+    # Whatever is charged leaves that true; what is given back moves `since`. They hold only beside "hint" → (1 + the last
+    # `at`, NEVER): an earlier version, which knows nothing of them, takes that away or writes another one whenever it
+    # changes what counts there.
 
     def _among(self, records: Records, now: int, member: str, cost: float, value: float, start: int) -> int:
         if cost > value:
@@ -338,53 +359,161 @@ class Window(RateLimit):
         slots = self._slots(records, member)
         # A promise lies on the grid, so that its slot tells exactly when it begins; only the present need not.
         at = start if start <= now else self._stops(start, 0)
-        hint_at, hint_cost = slots.get("hint") or (0, NEVER)
-        if cost >= hint_cost and hint_at > at:
-            at = hint_at
-        while True:
-            later = self._conflict(slots, at, cost, value)
-            if later <= at:
-                break
-            at = later
-        if start <= now and cost <= hint_cost:
-            slots["hint"] = (at, cost)
-        return at
+        walk = _Walk(self, slots, at, cost, value, start <= now)
+        best = walk.run()
+        if best is None:
+            # Too many were looked at. After the last promise nothing is in its way: no later than if it stood in line.
+            last = max(at, records.states.get(member)[4] - self.span)
+            best = _Walk(self, slots, last, cost, value, False).leave()
+        walk.remember()
+        return best
 
-    def _conflict(self, slots: Space, at: int, cost: float, value: float) -> int:
-        """`at` when cost fits there, else a later moment before which it does not."""
-        span = self.span
-        ends = self._stops(at, span)
-        pairs = [(stops, slots.get(stops)) for stops, _ in slots.scan(at + 1) if stops < ends + span]
-        counted = 0.0
-        for stops, units in pairs:  # not `sum`, which newer Pythons round in another way than Lua does
-            if stops <= ends:
-                counted += units
-        excess = counted + cost - value
-        if excess > 0.0:
-            for stops, units in pairs:
-                excess -= units
-                if excess <= 0.0:
-                    return int(stops)
-            return ends
-        gone = 0
-        for stops, units in pairs:
-            if stops <= ends:
-                continue
-            # The window that ends where this slot begins, at stops - span.
-            while pairs[gone][0] <= stops - span:
-                counted -= pairs[gone][1]
-                gone += 1
-            counted += units
-            if counted + cost > value:
-                return int(stops - span)
-        return at
+
+class _Walk:
+    """The search for the first moment at which a cost fits among promises."""
+
+    __slots__ = ("at", "bad", "coming", "cost", "counted", "covers", "entering", "front", "fronts", "going", "least",
+                 "leaving", "reach", "since", "slots", "span", "value")  # fmt: skip
+
+    def __init__(self, window: Window, slots: Space, at: int, cost: float, value: float, covers: bool) -> None:
+        self.slots, self.span, self.cost, self.value = slots, window.span, cost, value
+        self.fronts = _fronts(slots)
+        #: The last of those that tell where this cost does not fit.
+        self.front = next((front for front in reversed(self.fronts) if front[2] <= cost), None)
+        #: Whether nothing was left out from the present on; what is known of how much fits up to `reach`; from when on.
+        self.covers, self.least, self.reach, self.since = covers, 0.0, at - 1, at
+        #: The last slot at whose beginning it does not fit: when, and what counts then.
+        self.bad: tuple[int, float] | None = None
+        self.counted = 0.0
+        if self._is_known(at):
+            self._jump(at)
+            return
+        ends = window._stops(at, self.span)
+        for stops, _ in slots.scan(at + 1):  # not `sum`, which newer Pythons round in another way than Lua does
+            if stops > ends:
+                break
+            self.counted += slots.get(stops)
+        self._go_to(at, ends)
+
+    def _go_to(self, at: int, ends: int) -> None:
+        self.at = at
+        self.entering, self.leaving = self.slots.scan(ends + 1), self.slots.scan(at + 1)
+        self.coming, self.going = next(self.entering, None), next(self.leaving, None)
+
+    def _is_known(self, at: int) -> bool:
+        """Whether the front tells that it fits nowhere from `at` to there."""
+        front = self.front
+        return front is not None and front[3] <= at < front[0]
+
+    def run(self) -> int | None:
+        """The moment; None where more than LOOKED slots would have to be looked at."""
+        best = None if self.bad is not None or self.counted + self.cost > self.value else self.at
+        looked = 0
+        while looked < LOOKED:
+            looked += 1
+            if best is None and self._is_known(self.at):
+                self._jump(self.at)
+            begins = NEVER if self.coming is None else self.coming[0] - self.span
+            if best is not None and begins >= best + self.span:
+                return best
+            if best is None and (self.going is None or self.going[0] > begins) and begins == NEVER:
+                return self.at  # nothing counts any more
+            if best is not None or self.going is None or self.going[0] > begins:
+                self.at = begins
+                while self.going is not None and self.going[0] <= begins:
+                    self._lose()
+                    looked += 1
+            else:
+                self.at = self.going[0]
+                self._lose()
+            entered = begins == self.at
+            if entered:
+                assert self.coming is not None
+                self.counted += self.slots.get(self.coming[0])
+                self.coming = next(self.entering, None)
+            if self.counted + self.cost > self.value:
+                best = None
+                if entered:
+                    self._refuse()
+            elif best is None:
+                best = self.at
+        return None
+
+    def leave(self) -> int:
+        """The first moment at which it fits, where no slot begins later."""
+        while self.going is not None and self.counted + self.cost > self.value:
+            self.at = self.going[0]
+            self._lose()
+        return self.at
+
+    def _lose(self) -> None:
+        """The next slot stops counting."""
+        assert self.going is not None
+        self.counted -= self.slots.get(self.going[0])
+        self.going = next(self.leaving, None)
+        if self.going is None or (self.coming is not None and self.going[0] == self.coming[0]):
+            self.counted = 0.0  # with the last slot that has begun goes whatever rounding left
+
+    def _refuse(self) -> None:
+        """It does not fit where this slot begins, nor within a span before that: nor does anything that is not smaller
+        than what is left then."""
+        covered = self.reach >= self.at - self.span
+        left = self.value - self.counted + self.value * HARDLY
+        self.least = max(self.least, min(self.cost, left)) if covered else self.cost
+        self.bad, self.reach = (self.at, self.counted), self.at
+
+    def _jump(self, here: int) -> None:
+        """To the front: from here to there it fits nowhere."""
+        assert self.front is not None
+        at, counted, least, since = self.front
+        if not self.covers and self.reach == here - 1:
+            self.since, self.covers = since, True  # this walk goes on with what the front tells
+        self.least = max(self.least, least) if self.reach + 1 >= since else self.cost
+        self.bad, self.reach, self.counted = (at, counted), at, counted
+        self._go_to(at, at + self.span)
+
+    def remember(self) -> None:
+        """Leave what was found for the next ask."""
+        if self.bad is None or not self.covers:
+            return
+        at, least, since = self.bad[0], self.least, self.since
+        if any(front[0] >= at and front[2] <= least and front[3] <= since for front in self.fronts):
+            return
+        fronts = [front for front in self.fronts if front[2] < least or front[0] > at]
+        fronts.append((*self.bad, least, since))
+        fronts.sort()
+        if len(fronts) > FRONTS:
+            near = min(range(FRONTS), key=lambda one: fronts[one][0] - (fronts[one - 1][0] if one else 0))
+            del fronts[near]
+        self.slots["fronts"] = tuple(fronts)
+        self.slots["hint"] = (fronts[-1][0] + 1, NEVER)
 
 
 def _add(slots: Space, stops: int, units: float) -> None:
     slots.put(stops, units + (slots.get(stops) or 0.0), stops)
 
 
-def _forget_hint(slots: Space, at: int) -> None:
+def _fronts(slots: Space) -> tuple[Front, ...]:
     hint = slots.get("hint")
-    if hint is not None and at < hint[0]:
+    if hint is None or hint[1] != NEVER:
+        return ()  # there are none, or an earlier version has been here
+    fronts = slots.get("fronts")
+    return () if fronts is None or fronts[-1][0] + 1 != hint[0] else tuple(tuple(front) for front in fronts)
+
+
+def _charged(slots: Space, at: int, stops: int, cost: float) -> None:
+    """What is charged at `at` counts at every front between that and the moment at which it stops."""
+    fronts = _fronts(slots)
+    if fronts and at <= fronts[-1][0] and fronts[0][0] < stops:
+        slots["fronts"] = tuple(
+            (front[0], front[1] + cost, *front[2:]) if at <= front[0] < stops else front for front in fronts
+        )
+
+
+def _given_back(slots: Space, stops: int) -> None:
+    """Units that would have counted until `stops` count no longer, so that more may fit before it."""
+    fronts = tuple((*front[:3], max(front[3], stops)) for front in _fronts(slots) if front[0] >= stops)
+    if fronts:
+        slots["fronts"] = fronts
+    else:
         slots.delete("hint")

@@ -18,6 +18,7 @@ from ...kernel.commands.base import SPACES
 from ...kernel.head import Head
 from ...kernel.limits import KINDS
 from ...kernel.model import SECOND
+from ...kernel.overrides import forget_known
 from ...kernel.records import ByKind, DictSpace, Kinds
 from .pack import dumps, loads, pack, unpack
 from .table import FORMAT, STATE, TOKEN
@@ -317,7 +318,7 @@ class DynamoRecords(ByKind):
         if written < self.configured:
             for kind in ("windows", "promised"):
                 for space in found.spaces[kind].values():
-                    space.delete("hint")
+                    forget_known(space)
         return found
 
 

@@ -66,7 +66,7 @@ function makers.bucket()
       self:_promise(member, cost, value, at)
       return false
     end
-    if promised ~= 0 then space('promised', member):delete('hint') end
+    if promised ~= 0 then self:_forget_hint(member, cost) end
     -- `last` can be later than now where promises were folded in; then it only runs off from there.
     if now > last then
       used = used - (now - last) / (self.per / value)
@@ -163,7 +163,7 @@ function makers.bucket()
           return
         end
         self:_fold(now, member, value)
-        space('promised', member):delete('hint')
+        self:_forget_hint(member, 0)
         state = states:get(member)
       end
       if cost < 0 then
@@ -214,6 +214,10 @@ function makers.bucket()
       local state = state_of(self, member) or {'', 0, 0, 0, {}, 0, false}
       local used, at = state[2], state[3]
       local full = max(0, used - max(0, lost - at) * (value / self.per), (self:in_force(value)))
+      if state[6] ~= 0 then
+        space('promised', member):delete('hint')
+        space('promised', member):delete('tail')
+      end
       local fresh = {'bucket', full, max(lost, at), state[4], self.drain, state[6], false}
       local quiet = {'bucket', full, fresh[3], state[4], self.drain, 0, false}
       states:put(member, fresh, Bucket.until_(member, quiet))
@@ -241,7 +245,25 @@ function makers.bucket()
 
     -- --- promises: charges kept in time order --------------------------------------------------------------------------
 
-    local NO_HINT = {0, 0, 0, -1}
+    local NO_HINT, NO_TAIL, LOOKED = {0, 0, 0, -1}, {0, 0, false}, 2000
+
+    -- at, used, exact; NO_TAIL where it is not known.
+    local function tail_of(charges, promised)
+      local tail = charges:get('tail')
+      return tail and tail[4] == promised and tail or NO_TAIL
+    end
+
+    local function put_tail(charges, at, used, exact, promised)
+      if at ~= 0 then charges:set('tail', {at, used, exact, promised}) end
+    end
+
+    -- The level has changed, by `more` at most: so has that after every charge to come.
+    function Bucket:_forget_hint(member, more)
+      local charges, promised = space('promised', member), states:get(member)[6]
+      charges:delete('hint')
+      local tail = tail_of(charges, promised)
+      put_tail(charges, tail[1], tail[2] + more, false, promised)
+    end
 
     -- Whether all that was promised is known: as many as the state says, and each with its amount.
     local function _is_whole(charges, promised)
@@ -276,6 +298,9 @@ function makers.bucket()
       if promised <= 0 then
         drop('promised', member)
         promised = 0
+      elseif promised < state[6] then
+        local tail = tail_of(charges, state[6])
+        put_tail(charges, tail[1], tail[2], tail[3], promised)
       end
       states:set(member, {'bucket', used, at, state[4], state[5], promised, floor_})
     end
@@ -293,18 +318,27 @@ function makers.bucket()
       if cost <= headroom and at + ceil((used + cost - usable) / rate) <= start then return start end
       local from_base = not (hint_at > at and cost >= hint_cost)
       if not from_base then at, used = hint_at, hint_used end
+      local covers = start <= (from_base and now or at)
+      local tail = tail_of(charges, state[6])
+      local after_tail = max(start, tail[1] + max(0, ceil((tail[2] + cost - usable) / rate)))
+      if tail[3] and start >= tail[1] then return after_tail end
       local best, before_at, before_used = NEVER, at, used
       local least = usable
       local with_it, with_it_at = 0, 0 -- the level with this cost in it, and when
-      local pairs_ = charges:scan(at + 1)
-      charges:prefetch_pairs(pairs_)
-      for _, pair in ipairs(pairs_) do
-        local time = pair[1]
-        local units = charges:get(time)
+      local room, idle, claim = 0, 0, 0 -- the most that could fit in the gaps so far, and what ran off below empty in them
+      local looked, all = 0, true
+      local walk = charges:walk(at + 1)
+      local time, units = walk()
+      while time do
+        looked = looked + 1
+        if looked > LOOKED and tail ~= NO_TAIL then
+          all = false
+          break
+        end
         if best == NEVER then
           local candidate = max(start, at + max(0, ceil((used + cost - usable) / rate)))
           if candidate <= time then
-            best, before_at, before_used = candidate, at, used
+            best, before_at, before_used, claim = candidate, at, used, room
             with_it, with_it_at = max(0, used - (best - at) * rate) + cost, best
           end
         end
@@ -317,15 +351,33 @@ function makers.bucket()
             with_it, with_it_at = max(0, with_it) + units, time
           end
         end
-        least = min(least, usable - max(0, used) - units)
+        local below, left = max(0, -used), usable - max(0, used) - units
+        least = min(least, left)
+        left, idle = max(0, left), idle + below
+        room = max(min(room, left + idle), left + below)
         used, at = max(0, used) + units, time
+        if best ~= NEVER and with_it <= used + DUST then
+          all = false
+          break -- all of it has run off by then: it is felt no more
+        end
+        time, units = walk()
+      end
+      if all then
+        looked = 0
+        if not tail[3] then put_tail(charges, at, used, true, state[6]) end
       end
       if best == NEVER then
         best, before_at, before_used = max(start, at + max(0, ceil((used + cost - usable) / rate))), at, used
+        claim = room
       end
-      if start <= now then
-        if from_base then headroom = least end
-        if from_base or cost <= hint_cost then hint_at, hint_used, hint_cost = before_at, before_used, cost end
+      -- Too many were looked at. After the last promise nothing is in its way: no later than if it stood in line.
+      if looked > LOOKED then best = after_tail end
+      if from_base and all then headroom = least end
+      claim = min(cost, claim + 2 * DUST)
+      if covers and (from_base or claim <= hint_cost) then
+        hint_at, hint_used, hint_cost = before_at, before_used, from_base and claim or hint_cost
+      end
+      if covers or (from_base and all) then
         charges.enlist = true
         charges:set('hint', {hint_at, hint_used, hint_cost, headroom})
       end
@@ -340,7 +392,15 @@ function makers.bucket()
       local hint_at, hint_used, hint_cost, headroom = hint[1], hint[2], hint[3], hint[4]
       local rate, usable = value / self.per, self:in_force(value) - held
       local left = usable - max(0, used - (at - last) * rate) - cost
-      headroom = cost <= headroom and min(headroom - cost, left) or NO_HINT[4]
+      local tail = promised ~= 0 and tail_of(charges, promised) or {last, used, true}
+      local tail_at, tail_used, exact = tail[1], tail[2], tail[3]
+      local is_last = tail_at > 0 and at > tail_at
+      if is_last then tail_at, tail_used = at, max(0, tail_used - (at - tail_at) * rate) end
+      if is_last and headroom >= 0 then
+        headroom = min(headroom, usable - tail_used - cost) -- no later charge feels it
+      else
+        headroom = cost <= headroom and min(headroom - cost, left) or NO_HINT[4]
+      end
       if at == hint_at then
         hint_used = hint_used + cost
       elseif at < hint_at then
@@ -349,13 +409,15 @@ function makers.bucket()
       local units = charges:get(at)
       charges:put(at, (units or 0) + cost, at)
       charges.enlist = true
+      promised = promised + (units and 0 or 1)
       charges:set('hint', {hint_at, hint_used, hint_cost, headroom})
-      states:set(member, {'bucket', used, last, held, state[5], promised + (units and 0 or 1), state[7]})
+      put_tail(charges, tail_at, tail_used + cost, exact and at == tail_at, promised)
+      states:set(member, {'bucket', used, last, held, state[5], promised, state[7]})
     end
 
     function Bucket:_unpromise(member, cost, at)
+      self:_forget_hint(member, max(0, -cost))
       local charges = space('promised', member)
-      charges:delete('hint')
       local units = charges:get(at)
       if not units then return end
       if units - cost > DUST then
@@ -364,6 +426,8 @@ function makers.bucket()
       end
       charges:delete(at)
       local state = states:get(member)
+      local tail = tail_of(charges, state[6])
+      put_tail(charges, tail[1], tail[2], tail[3], state[6] - 1)
       states:set(member, {'bucket', state[2], state[3], state[4], state[5], state[6] - 1, state[7]})
       if state[6] <= 1 then drop('promised', member) end
     end

@@ -48,7 +48,10 @@ end
 function values_changed()
   count_overrides()
   for _, kind in ipairs({'windows', 'promised'}) do
-    for _, name in ipairs(names(kind)) do space(kind, name):delete('hint') end
+    for _, name in ipairs(names(kind)) do
+      space(kind, name):delete('hint')
+      space(kind, name):delete('tail')
+    end
   end
   if records.head.tickets > 0 then
     local due = space('due')

@@ -72,9 +72,34 @@ function makers.window()
     return self.span / value
   end
 
-  local function _forget_hint(slots, at)
+  local LOOKED, HARDLY, FRONTS = 2000, 1e-9, 8
+
+  -- Each at, counted, least, since; none where an earlier version has been here: see `_fronts` of window.py.
+  local function fronts_of(slots)
     local hint = slots:get('hint')
-    if hint and at < hint[1] then slots:delete('hint') end
+    if not hint or hint[2] ~= NEVER then return {} end
+    local fronts = slots:get('fronts')
+    return fronts and fronts[#fronts][1] + 1 == hint[1] and fronts or {}
+  end
+
+  -- What is charged at `at` counts at every front between that and the moment at which it stops.
+  local function charged(slots, at, stops, cost)
+    local fronts, fresh = fronts_of(slots), {}
+    if not fronts[1] or at > fronts[#fronts][1] or fronts[1][1] >= stops then return end
+    for index, front in ipairs(fronts) do
+      local counts = at <= front[1] and front[1] < stops
+      fresh[index] = counts and {front[1], front[2] + cost, front[3], front[4]} or front
+    end
+    slots:set('fronts', fresh)
+  end
+
+  -- Units that would have counted until `stops` count no longer, so that more may fit before it.
+  local function given_back(slots, stops)
+    local fresh = {}
+    for _, front in ipairs(fronts_of(slots)) do
+      if front[1] >= stops then fresh[#fresh + 1] = {front[1], front[2], front[3], max(front[4], stops)} end
+    end
+    if fresh[1] then slots:set('fronts', fresh) else slots:delete('hint') end
   end
 
   function Window:charge(now, member, cost, value, at, lease)
@@ -87,6 +112,7 @@ function makers.window()
     end
     local total = state[2] + cost
     if stops == state[7] then
+      if state[6] then charged(space('windows', member), at, stops, cost) end
       state[2], state[8] = total, state[8] + cost
       states:touch(member)
       return total >= value * WORTH_CONFIRMING
@@ -95,7 +121,7 @@ function makers.window()
     local slots = self:_slots(member)
     if at > now or promised then
       promised = true
-      _forget_hint(slots, at)
+      charged(slots, at, stops, cost)
     end
     if stops < until_ then
       -- Not the newest slot: what is confirmed, or goes before a promise.
@@ -219,7 +245,7 @@ function makers.window()
         slots:put(to, moved + (slots:get(to) or 0), to)
         first = min(first, to)
       end
-      if promised then slots:delete('hint') end
+      if promised then given_back(slots, was) end
       if current == 0 and not slots:first() then total = 0 end -- whatever rounding left
       states:set(member, {'window', total, first, held, until_, promised, current, filled})
       return moved
@@ -334,58 +360,150 @@ function makers.window()
       end
       -- A promise lies on the grid, so that its slot tells exactly when it begins; only the present need not.
       local at = start <= now and start or self:_stops(start, 0)
-      local hint = slots:get('hint') or {0, NEVER}
-      local hint_at, hint_cost = hint[1], hint[2]
-      if cost >= hint_cost and hint_at > at then at = hint_at end
-      while true do
-        local later = self:_conflict(slots, at, cost, value)
-        if later <= at then break end
-        at = later
+      local walk = self:_walk(slots, at, cost, value, start <= now)
+      local best = walk:run()
+      if not best then
+        -- Too many were looked at. After the last promise nothing is in its way: no later than if it stood in line.
+        local last = max(at, states:get(member)[5] - self.span)
+        best = self:_walk(slots, last, cost, value, false):leave()
       end
-      if start <= now and cost <= hint_cost then
-        slots.enlist = true
-        slots:set('hint', {at, cost})
-      end
-      return at
+      walk:remember()
+      return best
     end
 
-    -- `at` when cost fits there, else a later moment before which it does not.
-    function Window:_conflict(slots, at, cost, value)
-      local span = self.span
-      local ends = self:_stops(at, span)
-      local found, counted = {}, 0
-      local all = slots:scan(at + 1)
-      slots:prefetch_pairs(all)
-      for _, pair in ipairs(all) do
-        local stops = pair[1]
-        if stops < ends + span then
-          local units = slots:get(stops)
-          found[#found + 1] = {stops, units}
-          if stops <= ends then counted = counted + units end
-        end
+    local Walk = {}
+    Walk.__index = Walk
+
+    function Window:_walk(slots, at, cost, value, covers)
+      local walk = setmetatable({slots = slots, span = self.span, cost = cost, value = value, fronts = fronts_of(slots),
+        covers = covers, least = 0, reach = at - 1, since = at, bad = nil, counted = 0, at = at}, Walk)
+      -- The last of those that tell where this cost does not fit.
+      for _, front in ipairs(walk.fronts) do
+        if front[3] <= cost then walk.front = front end
       end
-      local excess = counted + cost - value
-      if excess > 0 then
-        for _, pair in ipairs(found) do
-          excess = excess - pair[2]
-          if excess <= 0 then return pair[1] end
-        end
-        return ends
+      if walk:is_known(at) then
+        walk:jump(at)
+        return walk
       end
-      local gone = 1
-      for _, pair in ipairs(found) do
-        local stops = pair[1]
-        if stops > ends then
-          -- The window that ends where this slot begins, at stops - span.
-          while found[gone][1] <= stops - span do
-            counted = counted - found[gone][2]
-            gone = gone + 1
+      local ends, counts = self:_stops(at, self.span), slots:walk(at + 1)
+      local stops, units = counts()
+      while stops and stops <= ends do
+        walk.counted = walk.counted + units
+        stops, units = counts()
+      end
+      walk:go_to(at, ends)
+      return walk
+    end
+
+    function Walk:go_to(at, ends)
+      self.at, self.entering, self.leaving = at, self.slots:walk(ends + 1), self.slots:walk(at + 1)
+      self.coming, self.coming_units = self.entering()
+      self.going, self.going_units = self.leaving()
+    end
+
+    -- Whether the front tells that it fits nowhere from `at` to there.
+    function Walk:is_known(at)
+      local front = self.front
+      return front and front[4] <= at and at < front[1]
+    end
+
+    -- The moment; nil where more than LOOKED slots would have to be looked at.
+    function Walk:run()
+      local best, looked = nil, 0
+      if not self.bad and self.counted + self.cost <= self.value then best = self.at end
+      while looked < LOOKED do
+        looked = looked + 1
+        if not best and self:is_known(self.at) then self:jump(self.at) end
+        local begins = self.coming and self.coming - self.span or NEVER
+        if best and begins >= best + self.span then return best end
+        local stays = not self.going or self.going > begins
+        if not best and stays and begins == NEVER then return self.at end -- nothing counts any more
+        if best or stays then
+          self.at = begins
+          while self.going and self.going <= begins do
+            self:lose()
+            looked = looked + 1
           end
-          counted = counted + pair[2]
-          if counted + cost > value then return stops - span end
+        else
+          self.at = self.going
+          self:lose()
+        end
+        local entered = begins == self.at
+        if entered then
+          self.counted = self.counted + self.coming_units
+          self.coming, self.coming_units = self.entering()
+        end
+        if self.counted + self.cost > self.value then
+          best = nil
+          if entered then self:refuse() end
+        elseif not best then
+          best = self.at
         end
       end
-      return at
+      return nil
+    end
+
+    -- The first moment at which it fits, where no slot begins later.
+    function Walk:leave()
+      while self.going and self.counted + self.cost > self.value do
+        self.at = self.going
+        self:lose()
+      end
+      return self.at
+    end
+
+    -- The next slot stops counting.
+    function Walk:lose()
+      self.counted = self.counted - self.going_units
+      self.going, self.going_units = self.leaving()
+      -- With the last slot that has begun goes whatever rounding left.
+      if not self.going or (self.coming and self.going == self.coming) then self.counted = 0 end
+    end
+
+    -- It does not fit where this slot begins, nor within a span before that.
+    function Walk:refuse()
+      local left = self.value - self.counted + self.value * HARDLY
+      if self.reach >= self.at - self.span then
+        self.least = max(self.least, min(self.cost, left))
+      else
+        self.least = self.cost
+      end
+      self.bad, self.reach = {self.at, self.counted}, self.at
+    end
+
+    -- To the front: from here to there it fits nowhere.
+    function Walk:jump(here)
+      local at, counted, least, since = self.front[1], self.front[2], self.front[3], self.front[4]
+      if not self.covers and self.reach == here - 1 then
+        self.since, self.covers = since, true -- this walk goes on with what the front tells
+      end
+      self.least = self.reach + 1 >= since and max(self.least, least) or self.cost
+      self.bad, self.reach, self.counted = {at, counted}, at, counted
+      self:go_to(at, at + self.span)
+    end
+
+    -- Leave what was found for the next ask.
+    function Walk:remember()
+      local bad, slots, least, since = self.bad, self.slots, self.least, self.since
+      if not bad or not self.covers then return end
+      local fresh, place = {}, 1
+      for _, front in ipairs(self.fronts) do
+        if front[1] >= bad[1] and front[3] <= least and front[4] <= since then return end
+        if front[3] < least or front[1] > bad[1] then fresh[#fresh + 1] = front end
+      end
+      while fresh[place] and fresh[place][1] <= bad[1] do place = place + 1 end
+      table.insert(fresh, place, {bad[1], bad[2], least, since})
+      if #fresh > FRONTS then
+        local near, nearest = 1, fresh[1][1]
+        for index = 2, FRONTS do
+          local after = fresh[index][1] - fresh[index - 1][1]
+          if after < nearest then near, nearest = index, after end
+        end
+        table.remove(fresh, near)
+      end
+      slots.enlist = true
+      slots:set('fronts', fresh)
+      slots:set('hint', {fresh[#fresh][1] + 1, NEVER})
     end
   end
 

@@ -88,6 +88,23 @@ function Space:scan(since, most)
   return found
 end
 
+-- Returns one after the other from `since` on: score and value. Reads a few at a time; the space must not change meanwhile.
+function Space:walk(since)
+  local found, at, few = {}, 0, 16
+  return function()
+    at = at + 1
+    if at > #found then
+      if found.last then return nil end
+      found = self:scan(since, few)
+      found.last = #found < few
+      if #found == 0 then return nil end
+      self:prefetch_pairs(found)
+      since, at, few = found[#found][1] + 1, 1, min(few * 4, 1024)
+    end
+    return found[at][1], self:get(found[at][2])
+  end
+end
+
 -- How many leases are stored. Where there is not even the mark, they were never made, or are gone.
 function Space:look()
   if not self.stored then
