@@ -4,10 +4,11 @@ Time is a clock that the benchmark moves: with every promise it moves on by as m
 that about as many stay outstanding as there were.
 """
 
+from __future__ import annotations
+
 import random
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
@@ -18,14 +19,17 @@ from headgate.kernel.commands import Stand
 from headgate.kernel.limits import Bucket, Limit, Window
 from headgate.kernel.model import SECOND, Grant
 from headgate.kernel.plan import Policy
-from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from tests.support.servers import Server
 
-#: Name → a store, and what tells the microseconds that it has spent.
-Stores = dict[str, tuple[Store, Callable[[], float]]]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headgate.stores.base import Store
+
+    #: Name → what makes a store with a clock, and what tells the microseconds that it has spent.
+    Stores = dict[str, tuple[Callable[[FakeClock], Store], Callable[[], float]]]
 
 SIZES = (10, 1_000, 100_000)
 
@@ -46,14 +50,18 @@ def run(quick: bool) -> list[Table]:
     sizes, rounds = ((10, 1_000), 3) if quick else (SIZES, 15)
     tables = []
     for kind, limit in LIMITS.items():
-        moves = FakeClock()
-        with Server() as server, closing(RedisStore(f"{server.url}?timeout=60s", clock=moves)) as store:
+        with Server() as server:
+            url = f"{server.url}?timeout=60s"
             stores: Stores = {
-                "memory": (MemoryStore(clock=moves), perf_counter_us),
-                "Redis, server": (store, partial(script_time, server)),
+                "memory": (MemoryStore, perf_counter_us),
+                "Redis, server": (partial(_redis, url), partial(script_time, server)),
             }
-            tables.append(table(kind, limit, sizes, rounds, stores, moves))
+            tables.append(table(kind, limit, sizes, rounds, stores))
     return tables
+
+
+def _redis(url: str, clock: FakeClock) -> RedisStore:
+    return RedisStore(url, clock=clock)
 
 
 def perf_counter_us() -> float:
@@ -63,13 +71,14 @@ def perf_counter_us() -> float:
 class Promises:
     """A gate with so many promises outstanding."""
 
-    def __init__(self, name: str, limit: Limit, store: Store, size: int, clock: FakeClock) -> None:
-        self._policy, self._store, self._clock = Policy(name, [limit], waiting="promise"), store, clock
+    def __init__(self, name: str, limit: Limit, make: Callable[[FakeClock], Store], size: int) -> None:
+        self._clock = FakeClock()  # of its own: each promise moves it on by as much as it takes
+        self._policy, self._store = Policy(name, [limit], waiting="promise"), make(self._clock)
         self._numbers, self._ids = random.Random(size), count()
         self._promise(limit.largest(limit.limit), moves=False)
         for first in range(0, size, 500):
             commands = [self._ask(self._cost()) for _ in range(min(500, size - first))]
-            for reply in store.execute(commands):
+            for reply in self._store.execute(commands):
                 assert isinstance(reply, Grant), reply
 
     def _cost(self) -> float:
@@ -84,6 +93,9 @@ class Promises:
         if moves:
             self._clock.advance(microseconds=round(cost * 60 * SECOND / 1000))
 
+    def close(self) -> None:
+        self._store.close()
+
     def more(self, times: int) -> None:
         for _ in range(times):
             self._promise(self._cost())
@@ -95,15 +107,14 @@ def table(
     sizes: Sequence[int],
     rounds: int,
     stores: Stores,
-    moves: FakeClock,
 ) -> Table:
     rows = []
-    for where, (store, clock) in stores.items():
-        gates = {}
+    for where, (make, clock) in stores.items():
+        gates: dict[str, Promises] = {}
         for size in sizes:
             if size >= 100_000:
                 sys.stderr.write(f"{kind}s, {where}: filling {size:,} ...\n")
-            gates[f"{size:,}"] = Promises(f"{kind}-{size}", limit(), store, size, moves)
+            gates[f"{size:,}"] = Promises(f"{kind}-{size}", limit(), make, size)
             gates[f"{size:,}"].more(50)
         samples: dict[str, list[float]] = {name: [] for name in gates}
         for _ in range(rounds):
@@ -112,6 +123,8 @@ def table(
                 gates[name].more(100)
                 samples[name].append((clock() - before) / 100)
         rows += [row(where, name, samples) for name in gates]
+        for gate in gates.values():
+            gate.close()
     columns = ["store, promises outstanding", "µs per promise", "× fewest", "middle half", "bound"]
     note = (
         f"A gate of one {kind} of 1,000 units a minute. Each promise takes {LEAST:g} to {MOST:g} units, hardly two the "
