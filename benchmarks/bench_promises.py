@@ -6,6 +6,7 @@ that about as many stay outstanding as there were.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -128,7 +129,7 @@ def table(
     columns = ["store, promises outstanding", "µs per promise", "× fewest", "middle half", "bound"]
     note = (
         f"A gate of one {kind} of 1,000 units a minute. Each promise takes {LEAST:g} to {MOST:g} units, hardly two the "
-        f"same. For Redis it is the time of the server, without the way there."
+        f"same. For Redis it is the time of the server, without the way there. Measured at a load of {os.getloadavg()[0]:.0f}."
     )
     return Table(f"Promises among many, on a {kind}", columns, rows, note)
 
