@@ -127,9 +127,10 @@ def table(
         for gate in gates.values():
             gate.close()
     columns = ["store, promises outstanding", "µs per promise", "× fewest", "middle half", "bound"]
+    load = os.getloadavg()[0]
     note = (
         f"A gate of one {kind} of 1,000 units a minute. Each promise takes {LEAST:g} to {MOST:g} units, hardly two the "
-        f"same. For Redis it is the time of the server, without the way there. Measured at a load of {os.getloadavg()[0]:.0f}."
+        f"same. For Redis it is the time of the server, without the way there. Measured at a load of {load:.0f}."
     )
     return Table(f"Promises among many, on a {kind}", columns, rows, note)
 
