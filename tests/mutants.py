@@ -341,8 +341,8 @@ MUTANTS = [
     Mutant(
         "waiters-all-at-once",
         "kernel/commands/peek.py",
-        "row.goes_at, at = at, at + int(pace)",
-        "row.goes_at = at",
+        "at = goes_at + pace",
+        "at = goes_at",
         "waiters go one after the other",
     ),
     Mutant(
