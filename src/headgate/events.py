@@ -37,6 +37,14 @@ KINDS: dict[str, tuple[str, str]] = {
         "gate {gate}: its limits are in the memory of this process alone, and {why}: where several such processes run, "
         'each has all of the limits to itself; give the gate a store that they share, such as store="sqlite:///headgate.db"',
     ),
+    "buried": ("warning", "queue {gate}: message {id} was buried ({reason}): {error}"),
+    "message_lost": (
+        "warning",
+        "queue {gate}: the lease of message {id} ended before its handler did; another worker has it, and this outcome "
+        "does not count",
+    ),
+    "quota_spent": ("error", "queue {gate}: the quota is spent, and its gate is paused for {resets_in:.0f} s: {error}"),
+    "stage_away": ("error", "queue {gate}: its queue or its gate cannot be reached ({error}); it is tried again"),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
     "settle_failed": (
         "error",

@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "doctor"),
     "demo": ("demo", "demo"),
     "upstream": ("upstream", "upstream"),
+    "worker": ("worker", "worker"),
     "serve": ("serve", "serve"),
     "token": ("token", "token"),
 }

@@ -59,7 +59,7 @@ class Process:
         self.number = number
         self.lives = 0
         self.session = f"p{number}"
-        self.workers: list[Worker] = []
+        self.workers: list[FleetWorker] = []
         self.tickets: dict[str, Callable[[int | None], None]] = {}
         self.leases: dict[str, SimulatedPermit] = {}
         self.keeper: Task | None = None
@@ -128,7 +128,7 @@ class Process:
             listener(max(0, min(pulse.timer_at - pulse.now, 3600 * SECOND)))
 
 
-class Worker:
+class FleetWorker:
     """One worker: takes a job, makes its calls, thinks, takes the next."""
 
     __slots__ = ("got", "job", "key", "pool", "process", "task", "working")
@@ -208,11 +208,11 @@ class Fleet:
         else:
             crews = [(Pool("", scenario.jobs, scenario.calls), scenario.workers)]
         self.processes = [Process(self, number) for number in range(scenario.processes)]
-        self.workers: list[Worker] = []
+        self.workers: list[FleetWorker] = []
         for pool, workers in crews:
             for _ in range(workers):
                 process = self.processes[len(self.workers) % len(self.processes)]
-                worker = Worker(process, pool)
+                worker = FleetWorker(process, pool)
                 process.workers.append(worker)
                 self.workers.append(worker)
         self._busy = len(self.workers)
@@ -250,7 +250,7 @@ class Fleet:
         """How much of all calls is done or given up, from 0 to 1. Safe to call from another thread during the run."""
         return min(1.0, (self.tally.done + self.tally.lost) / self.scenario.total)
 
-    def _work(self, worker: Worker) -> Steps:
+    def _work(self, worker: FleetWorker) -> Steps:
         """The steps of one worker: jobs, their calls, refusals and pauses, until no job is left."""
         scenario, engine, tally, strategy = self.scenario, self.engine, self.tally, self.strategy
         upstream, pool, key, begun = self.upstream, worker.pool, worker.key, self.engine.begun

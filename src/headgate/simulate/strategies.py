@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..kernel.model import Grant
     from ..kernel.plan import Plan
     from .engine import Steps
-    from .fleet import Fleet, Process, Worker
+    from .fleet import Fleet, FleetWorker, Process
 
     #: What one call costs, by unit.
     Costs = Mapping[str, float]
@@ -44,7 +44,7 @@ class Strategy:
     def _setting(self, name: str) -> float:
         return self.scenario.setting(self.name, name)
 
-    def acquire(self, worker: Worker, costs: Costs) -> Steps:
+    def acquire(self, worker: FleetWorker, costs: Costs) -> Steps:
         """Wait until the call may be sent. Returns the permit that `answered` and `ended` get."""
         return None
         yield
@@ -53,11 +53,11 @@ class Strategy:
         """The call is about to be written."""
         return None
 
-    def answered(self, worker: Worker, permit: Any) -> Steps | None:
+    def answered(self, worker: FleetWorker, permit: Any) -> Steps | None:
         """The upstream has accepted the call, and the worker knows."""
         return None
 
-    def ended(self, worker: Worker, permit: Any, outcome: str, retry_after: int) -> Steps | None:
+    def ended(self, worker: FleetWorker, permit: Any, outcome: str, retry_after: int) -> Steps | None:
         """The call is over: `ok` or `rate_limited`."""
         return None
 
@@ -95,7 +95,7 @@ class MinuteCounter(Strategy):
         self._minute, self._count = -1, 0
         self._in_flight = 0
 
-    def acquire(self, worker: Worker, costs: Costs) -> Steps:
+    def acquire(self, worker: FleetWorker, costs: Costs) -> Steps:
         attempt = 0
         while True:
             yield self._hop  # the count is read there, and known here a hop later
@@ -122,7 +122,7 @@ class MinuteCounter(Strategy):
             self._minute, self._count = minute, 0
         return self._count
 
-    def ended(self, worker: Worker, permit: Any, outcome: str, retry_after: int) -> Steps | None:
+    def ended(self, worker: FleetWorker, permit: Any, outcome: str, retry_after: int) -> Steps | None:
         self._in_flight -= 1  # a crashed worker's never comes back
         return None
 
@@ -144,7 +144,7 @@ class FullBucket(Strategy):
         self._tokens = self._limit
         self._filled = self.engine.now
 
-    def acquire(self, worker: Worker, costs: Costs) -> Steps:
+    def acquire(self, worker: FleetWorker, costs: Costs) -> Steps:
         now = self.engine.now
         self._tokens = min(self._limit, self._tokens + (now - self._filled) * self._limit / MINUTE)
         self._filled = now
@@ -169,7 +169,7 @@ class NegativeBuckets(Strategy):
         self._levels = [rule.steps[0][1] for rule in self._rules]
         self._filled = self.engine.now
 
-    def acquire(self, worker: Worker, costs: Costs) -> Steps:
+    def acquire(self, worker: FleetWorker, costs: Costs) -> Steps:
         now = self.engine.now
         delay = 0.0
         for at, rule in enumerate(self._rules):
@@ -231,7 +231,7 @@ class Headgate(Strategy):
         self._variable = any(chance.kind != "constant" for _, chance in self.scenario.cost)
         self._ids = 0
 
-    def _plan(self, worker: Worker, costs: Costs) -> Plan:
+    def _plan(self, worker: FleetWorker, costs: Costs) -> Plan:
         mine = {unit: amount for unit, amount in costs.items() if unit in self.policy.units}
         key = {self.scenario.by: worker.key} if self.policy.keys else None
         plan = self.policy.plan(mine, key)
@@ -239,7 +239,7 @@ class Headgate(Strategy):
             self._plans[worker.key] = plan
         return plan
 
-    def acquire(self, worker: Worker, costs: Costs) -> Steps:
+    def acquire(self, worker: FleetWorker, costs: Costs) -> Steps:
         plan = self._plans.get(worker.key) or self._plan(worker, costs)
         process, store, hop = worker.process, self.store, self._hop
         self._ids += 1
@@ -312,7 +312,7 @@ class Headgate(Strategy):
             if not permit.plan.lease:
                 permit.at = at
 
-    def answered(self, worker: Worker, permit: SimulatedPermit) -> Steps | None:
+    def answered(self, worker: FleetWorker, permit: SimulatedPermit) -> Steps | None:
         if not (self._confirms and permit.worth):
             return None
         command = Settle(permit.plan, permit.at, permit.id, None, False)
@@ -327,7 +327,7 @@ class Headgate(Strategy):
         permit.confirmed = self.store.decide(command).at
         yield int(self._hop())
 
-    def ended(self, worker: Worker, permit: SimulatedPermit, outcome: str, retry_after: int) -> Steps | None:
+    def ended(self, worker: FleetWorker, permit: SimulatedPermit, outcome: str, retry_after: int) -> Steps | None:
         plan = permit.plan
         if plan.lease:
             worker.process.leases.pop(permit.id, None)

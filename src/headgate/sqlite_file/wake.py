@@ -61,8 +61,11 @@ class WakeSocket:
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, name: str, message: bytes) -> None:
-        """Send a datagram to the process of that name. Never blocks, never fails."""
+    def send(self, name: str, message: bytes) -> bool:
+        """Send a datagram to the process of that name. Never blocks, never fails.
+
+        Returns False where there surely is no such process; True does not mean that it was read.
+        """
         address = self._address(name)
         try:
             # A local: another thread may close it meanwhile.
@@ -70,8 +73,12 @@ class WakeSocket:
             sender.sendto(message, address)
         except ConnectionRefusedError:
             _remove(address)  # its process was killed
+            return False
+        except FileNotFoundError:
+            return False  # it waits no more
         except OSError:
-            pass  # it waits no more, or has so much to read that it will look anyway
+            pass  # it has so much to read that it will look anyway
+        return True
 
     def _new_sender(self) -> socket.socket:
         with self._lock:  # of two threads that send their first one, one would leave its socket open
