@@ -51,7 +51,7 @@ def test_every_reading_command_takes_json() -> None:
         "doctor",
         "demo",
     }
-    readers |= {"token list"}
+    readers |= {"token list", "worker"}
     having = {
         " ".join(path[1:])
         for path, command in reference.commands()

@@ -23,7 +23,9 @@ def find_pipeline(reference: str) -> Pipeline:
     except ModuleNotFoundError as error:
         if error.name not in (module, module.partition(".")[0]):
             raise
-        raise click.UsageError(f"{reference!r}: there is no module {module!r} in {os.getcwd()} or on the path") from None
+        raise click.UsageError(
+            f"{reference!r}: there is no module {module!r} in {os.getcwd()} or on the path"
+        ) from None
     except AttributeError:
         raise click.UsageError(f"{reference!r}: module {module!r} has no {name!r}") from None
     if not isinstance(found, Pipeline):

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
-@click.option("--stage", "names", metavar="NAME", multiple=True, help="Work on this stage; may be repeated. Default: on all.")
+@click.option(
+    "--stage", "names", metavar="NAME", multiple=True, help="Work on this stage; may be repeated. Default: on all."
+)
 @click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True, help="Handlers per stage.")
 @click.option("--until-empty", is_flag=True, help="End when no stage has a message, delayed ones included.")
 @click.option(

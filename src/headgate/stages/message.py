@@ -85,6 +85,8 @@ class Delivery:
     expires_at_us: int = 0
     #: What its handler returned in an earlier delivery, where that was recorded but not handed on; None: nothing.
     recorded: tuple[str, ...] | None = None
+    #: Of the last one of a lease: more of its lane were ready then. True where the queue cannot know.
+    more: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from ..errors import Denied, HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
+from ..gate import Gate
 from .job import AsyncJob, Job
 from .message import BadMessage, ask_of
 from .outcomes import (
@@ -61,7 +62,7 @@ class StageRunner:
     def __init__(self, stage: Stage, slots: int, threads: DaemonThreads) -> None:
         self.stage = stage
         self._threads = threads
-        self._gate: AsyncGate | None = None if stage.gate is None else stage.gate.for_asyncio()
+        self._gate: AsyncGate | None = stage.gate.as_async() if isinstance(stage.gate, Gate) else stage.gate
         following = stage.next
         self._io = QueueIo(stage.queue, None if following is None else following.queue, stage.visibility_us)
         self._slots = self._free = slots
@@ -74,7 +75,8 @@ class StageRunner:
         self._settling: set[Delivery] = set()
         #: Messages may be ready: nobody has looked since the last sign of one.
         self._look = True
-        self._wait: WaitHandle | None = None
+        #: The latest wait for messages.
+        self._wait = WaitHandle()
         self._stopping = False
         self._told_away = False
         #: Until when a spent quota was told, in monotonic seconds.
@@ -86,8 +88,8 @@ class StageRunner:
 
     @property
     def is_idle(self) -> bool:
-        """It has nothing in work, and found nothing to take."""
-        return not self._work and not self._asking and not self._look
+        """It has nothing in work. It may stand in line for a message that another worker takes."""
+        return not self._work
 
     @property
     def in_work(self) -> int:
@@ -103,11 +105,12 @@ class StageRunner:
                 if self._look:
                     self._look = False
                     await self._start_askers()
-                if self._asking:
+                if self._asking and not self._look:
                     await asyncio.wait(self._asking.values(), return_when=asyncio.FIRST_COMPLETED)
                 elif not self._look:
                     self.progress.set()
-                    await self._wait_for_messages()
+                    self._wait = WaitHandle()
+                    await self._wait_for_messages(self._wait)
                 self._told_away = False
             except (HeadgateError, OSError) as error:
                 await self._is_away(error)
@@ -122,23 +125,21 @@ class StageRunner:
             waits: list[asyncio.Task[None]] = list(self._asking.values())
             waiting = None
             if len(waits) < MOST_LANES:
-                waiting = asyncio.ensure_future(self._wait_for_messages(tuple(self._asking)))
+                self._wait = WaitHandle()
+                waiting = asyncio.ensure_future(self._wait_for_messages(self._wait, tuple(self._asking)))
                 waits.append(waiting)
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if waiting is not None and not waiting.done():
-                if self._wait is not None:
-                    self._wait.interrupt()
+                self._wait.interrupt()
                 await waiting
             self._look = True
 
-    async def _wait_for_messages(self, beyond: tuple[str, ...] = ()) -> None:
+    async def _wait_for_messages(self, handle: WaitHandle, beyond: tuple[str, ...] = ()) -> None:
         """Sleep until a message has come to another lane. A queue that cannot wake is polled, and may bring some."""
-        self._wait = handle = WaitHandle()
         try:
             arrival = await self._threads.run(self.stage.queue.wait, handle, WAIT_S, self.stage.visibility_us, beyond)
         finally:
-            handle.interrupt()
-            self._wait = None
+            handle.interrupt()  # where the task was cancelled, its thread still waits
         for delivery in arrival.deliveries:
             await self._take_polled(delivery)
         self._look = self._look or arrival.is_ready
@@ -196,7 +197,7 @@ class StageRunner:
                     self._slot_freed.set()
                 for delivery, permit in zip(deliveries, permits, strict=False):
                     self._start(delivery, permit)
-                if slots and len(deliveries) < slots:
+                if slots and (len(deliveries) < slots or not deliveries[-1].more):
                     return
                 batch = min(2 * batch, self._slots)
         except Denied as error:
@@ -381,8 +382,7 @@ class StageRunner:
         self._stopping = True
         for lane in list(self._in_line):
             self._asking[lane].cancel()
-        if self._wait is not None:
-            self._wait.interrupt()
+        self._wait.interrupt()
         self._slot_freed.set()
 
     def hand_back(self) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ..duration import parse
 from ..errors import InvalidInput
+from ..gate import AsyncGate, Gate
 from .message import BadMessage, MessageSchema, NewMessage, checked_id, child_id, decode, encode, lane_of
 from .outcomes import SECOND, RetryPolicy
 from .queues import checked_name, open_queue
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from ..gate import AsyncGate, Gate
     from .message import Body, QueueStats
     from .queues.base import PutResult, Queue
 
@@ -59,7 +59,7 @@ class Stage:
         checked_name(self.name)
         if not callable(self.handler):
             raise InvalidInput(f"stage {self.name!r}: a handler is a function that takes a job, not {self.handler!r}")
-        if self.gate is not None and not hasattr(self.gate, "for_asyncio"):
+        if self.gate is not None and not isinstance(self.gate, Gate | AsyncGate):
             raise InvalidInput(f"stage {self.name!r}: gate is a Gate or an AsyncGate, not {self.gate!r}")
         if self.schema is not None and not isinstance(self.schema, MessageSchema):
             self.schema = MessageSchema(dict(self.schema))

@@ -100,6 +100,12 @@ class QueueSuite:
         assert self.numbers(self.lease(3)) == [1, 2, 3]
         assert self.numbers(self.lease(3)) == [4]
 
+    def test_a_lease_says_whether_more_are_ready(self) -> None:
+        self.needs("lanes")
+        self.put(1, 2, 3)
+        assert self.lease(2)[-1].more
+        assert not self.lease(1)[-1].more
+
     def test_a_batch_of_any_size_is_put_and_leased(self) -> None:
         self.put(*range(25))
         assert sorted(self.numbers(self.lease(25))) == list(range(25))

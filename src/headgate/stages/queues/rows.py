@@ -157,13 +157,13 @@ class QueueRows:
             rows += execute(
                 f"SELECT seq, id, lane, body, {_HISTORY}, named FROM messages "
                 f"WHERE queue = ? AND lane = ? AND due IS NULL ORDER BY seq LIMIT ?",
-                (queue, one, most - len(rows)),
+                (queue, one, most + 1 - len(rows)),
             ).fetchall()
-            if len(rows) == most:
+            if len(rows) > most:
                 break
         until = now + for_us
         leased = []
-        for seq, id, its_lane, body, *past, named in rows:
+        for seq, id, its_lane, body, *past, named in rows[:most]:
             execute(
                 "UPDATE messages SET due = ?, token = ?, receives = receives + 1 WHERE seq = ?", (until, token, seq)
             )
@@ -173,7 +173,7 @@ class QueueRows:
             if named or history.receives > 1:
                 found = execute("SELECT outputs FROM ledger WHERE queue = ? AND id = ?", (queue, id)).fetchone()
                 recorded = None if found is None else tuple(json.loads(found[0] or "[]"))
-            leased.append(Delivery(id, body, its_lane, history, seq, token, until, recorded))
+            leased.append(Delivery(id, body, its_lane, history, seq, token, until, recorded, len(rows) > most))
         return leased
 
     def lanes(self, execute: Callable[..., Any], most: int) -> list[str]:
