@@ -43,7 +43,10 @@ KINDS: dict[str, tuple[str, str]] = {
         "queue {gate}: the lease of message {id} ended before its handler did; another worker has it, and this outcome "
         "does not count",
     ),
-    "quota_spent": ("error", "queue {gate}: the quota is spent, and its gate is paused for {resets_in:.0f} s: {error}"),
+    "quota_spent": (
+        "error",
+        "queue {gate}: the quota is spent, and its gate is paused for {paused_for:.0f} s: {error}",
+    ),
     "stage_away": ("error", "queue {gate}: its queue or its gate cannot be reached ({error}); it is tried again"),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
     "settle_failed": (

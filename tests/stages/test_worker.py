@@ -476,7 +476,7 @@ def test_an_attempt_that_failed_by_an_overloaded_upstream_pauses_the_gate_for_it
     gate = new_gate()
 
     def work(job: Any) -> None:
-        raise AttemptFailed("503", retry_after=900, overloaded=True)
+        raise AttemptFailed("503", retry_after=900, release="overloaded")
 
     pipeline = Pipeline("p", [Stage("work", work, gate=gate)], queues=url)
     pipeline.put({})

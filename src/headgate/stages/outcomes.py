@@ -82,10 +82,9 @@ class AttemptFailed(StageOutcome):
 
     name = "failed"
 
-    def __init__(self, message: str = "", retry_after: float | None = None, *, overloaded: bool = False) -> None:
+    def __init__(self, message: str = "", retry_after: float | None = None, release: OutcomeName = "error") -> None:
         super().__init__(message, retry_after)
-        if overloaded:
-            self.release = "overloaded"
+        self.release = release
 
 
 class Poison(StageOutcome):
@@ -100,7 +99,7 @@ class QuotaSpent(StageOutcome):
     `retry_after` is seconds until the reset; None: an hour, after which one message tries again.
     """
 
-    name = "quota"
+    name = "quota_spent"
     release = "rate_limited"
 
 
@@ -231,10 +230,8 @@ def outcome_of_response(response: Any, now: float, text: str | None = None) -> S
         return QuotaSpent(f"{said}: its quota is spent", report.retry_after)
     if report == "rate_limited":
         return UpstreamRefused(said, report.retry_after)
-    if report == "overloaded":
-        return AttemptFailed(said, report.retry_after, overloaded=True)
-    if report == "error":
-        return AttemptFailed(said)
+    if report != "ok":
+        return AttemptFailed(said, report.retry_after, report.outcome)
     if report.status in BAD_INPUT:
         return Poison(said)
     return AttemptFailed(said) if report.status >= 400 else None

@@ -19,6 +19,7 @@ from contextlib import suppress
 from ..errors import Denied, HeadgateError, InvalidInput, StoreUnavailable
 from ..events import emit
 from ..gate import Gate
+from ..kernel.model import OUTCOMES
 from .job import AsyncJob, Job
 from .message import BadMessage, ask_of
 from .outcomes import (
@@ -323,9 +324,9 @@ class StageRunner:
         delay_s = verdict.delay_us / SECOND if isinstance(verdict, Return) else None
         if isinstance(outcome, QuotaSpent):
             await self._quota_spent(outcome, delay_s or 0.0)
-        pause_s = delay_s if isinstance(outcome, UpstreamRefused) else None
-        if outcome.release == "overloaded":
-            pause_s = outcome.retry_after
+        pause_s = delay_s if isinstance(outcome, UpstreamRefused) else outcome.retry_after
+        if not OUTCOMES[outcome.release].pauses:
+            pause_s = None
         await self._release(permit, outcome.release, pause_s)
         await self._settle(delivery, verdict, outcome.name)
 
@@ -334,7 +335,7 @@ class StageRunner:
         if time.monotonic() < self._quota_until:
             return
         self._quota_until = time.monotonic() + delay_s
-        emit("quota_spent", self.stage.queue_name, resets_in=delay_s, error=str(outcome))
+        emit("quota_spent", self.stage.queue_name, paused_for=delay_s, error=str(outcome))
         if self._gate is not None:
             with suppress(StoreUnavailable):
                 await self._gate.pause(delay_s, f"quota spent: {outcome}"[:200])
