@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 #: URL scheme → (module, the extra that brings its driver). The module has `open_url(url, name) -> Queue`.
 SCHEMES: dict[str, tuple[str, str | None]] = {
-    "memory": ("headgate.stages.queues.memory", None),
-    "sqlite": ("headgate.stages.queues.sqlite", None),
+    "memory:": ("headgate.stages.queues.memory", None),
+    "sqlite:": ("headgate.stages.queues.sqlite", None),
 }
 
 
@@ -24,10 +24,9 @@ def open_queue(url: str, name: str) -> Queue:
 
     if not isinstance(url, str):
         raise InvalidInput(f"queues are at a URL such as 'sqlite:///pipeline.db', not {url!r}")
-    scheme, separator, _ = url.partition(":")
-    if not separator or scheme not in SCHEMES:
-        known = ", ".join(f"{one}:" for one in SCHEMES)
-        raise InvalidInput(f"there is no queue for {url!r}; a queue URL begins with one of {known}")
+    scheme = "".join(url.partition(":")[:2])
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"there is no queue for {url!r}; a queue URL begins with one of {', '.join(SCHEMES)}")
     module, extra = SCHEMES[scheme]
     try:
         opener = import_module(module).open_url
@@ -36,7 +35,7 @@ def open_queue(url: str, name: str) -> Queue:
             raise
         from ...extras import how_to_install
 
-        raise InvalidInput(f"{scheme}: needs a driver: {how_to_install(extra)} ({error})") from error
+        raise InvalidInput(f"{scheme} needs a driver: {how_to_install(extra)} ({error})") from error
     queue: Queue = opener(url, checked_name(name))
     return queue
 

@@ -53,9 +53,9 @@ class QueueDatabase:
     def __init__(self, url: str) -> None:
         self.url = url
         self._queues: dict[str, SqlQueue] = {}
-        self._begin()
+        self.begin_in_process()
 
-    def _begin(self) -> None:
+    def begin_in_process(self) -> None:
         """Make what each process has of its own: at the start, and in the child of a fork."""
         self._lock = threading.Lock()
         self._database: Database | None = None

@@ -46,8 +46,8 @@ class SqliteQueues(QueueDatabase):
         super().__init__(self.path)
         register_for_fork_and_exit(self)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def begin_in_process(self) -> None:
+        super().begin_in_process()
         self._waker = WakeSocket(self.path, self.session, self.heard, self.waiters)
 
     def _open(self) -> DatabaseFile:
@@ -90,7 +90,7 @@ class SqliteQueues(QueueDatabase):
         self._waker.abandon()
         if isinstance(self._database, DatabaseFile):
             self._database.abandon()
-        self._begin()
+        self.begin_in_process()
 
 
 def open_url(url: str, name: str) -> SqlQueue:
