@@ -325,8 +325,8 @@ class StageRunner:
         if isinstance(outcome, QuotaSpent):
             await self._quota_spent(outcome, delay_s or 0.0)
         pause_s = delay_s if isinstance(outcome, UpstreamRefused) else outcome.retry_after
-        if not OUTCOMES[outcome.release].pauses:
-            pause_s = None
+        if isinstance(outcome, QuotaSpent) or not OUTCOMES[outcome.release].pauses:
+            pause_s = None  # a spent quota has paused it already, and said why
         await self._release(permit, outcome.release, pause_s)
         await self._settle(delivery, verdict, outcome.name)
 
