@@ -9,7 +9,7 @@ from collections import Counter
 
 from ..background import start_daemon
 from ..duration import parse
-from ..errors import InvalidInput
+from ..errors import InvalidInput, StoreUnavailable
 from .outcomes import SECOND
 from .runner import StageRunner
 from .stage import Pipeline, Stage
@@ -178,7 +178,10 @@ class Worker:
 
     async def _is_empty(self) -> bool:
         """Whether no stage has a message. First to last: what moves meanwhile is seen in the next one."""
-        for stage in self.stages:
-            if (await asyncio.to_thread(stage.queue.stats)).waiting:
-                return False
+        try:
+            for stage in self.stages:
+                if (await asyncio.to_thread(stage.queue.stats)).waiting:
+                    return False
+        except StoreUnavailable:
+            return False  # for all that is known: it is looked at again
         return True
