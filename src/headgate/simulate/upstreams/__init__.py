@@ -48,6 +48,7 @@ UPSTREAMS: dict[str, tuple[str, str]] = {
     "window": ("window", "WindowUpstream"),
     "sentinel-hub": ("sentinel_hub", "SentinelHub"),
     "llm": ("llm", "LlmUpstream"),
+    "gemini": ("gemini", "Gemini"),
 }
 
 

@@ -47,7 +47,10 @@ class Budget(Book):
 #: The kinds that a policy can have.
 KINDS: dict[str, type[Book]] = {**BOOKS, Budget.kind: Budget}
 
-_RIGHT = "write it like requests=50/10s, pu=200/PT1M,burst=100, requests=20/1d,calendar or in_flight=4,slots"
+_RIGHT = (
+    "write it like requests=50/10s, pu=200/PT1M,burst=100, requests=20/1d,calendar, in_flight=4,slots or "
+    "in_flight=20,slots,6@50s"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class UpstreamPolicy:
 
     `kind` is `bucket` (`burst` at once, full at the start), `sliding` (in any window), `calendar` (from one start of a
     period to the next, on its own clock), `slots` (at once; no period) or `budget` (in all; no period). With `by` it is
-    counted apart for every key that a call names.
+    counted apart for every key that a call names. `steps` are changes of the limit: (nanoseconds after the first call, the
+    limit from then on), in order.
     """
 
     unit: str
@@ -65,14 +69,16 @@ class UpstreamPolicy:
     kind: str = "bucket"
     burst: float | None = None
     by: str | None = None
+    steps: tuple[tuple[int, float], ...] = ()
 
     def open(self) -> Book:
-        return KINDS[self.kind](((0, self.limit),), self.per_ns, self.burst, self.unit, self.by)
+        return KINDS[self.kind](((0, self.limit), *self.steps), self.per_ns, self.burst, self.unit, self.by)
 
     def scaled(self, share: float) -> UpstreamPolicy:
         """The same policy with that share of its limit and burst."""
         burst = None if self.burst is None else self.burst * share
-        return replace(self, limit=self.limit * share, burst=burst)
+        steps = tuple((at, limit * share) for at, limit in self.steps)
+        return replace(self, limit=self.limit * share, burst=burst, steps=steps)
 
     def as_text(self) -> str:
         """As `parse_policy` reads it."""
@@ -80,11 +86,12 @@ class UpstreamPolicy:
         words = [f"{self.unit}={self.limit!r}{per}", self.kind]
         words += [f"burst={self.burst!r}"] if self.burst is not None else []
         words += [f"by={self.by}"] if self.by is not None else []
+        words += [f"{limit!r}@{duration.render(at // 1000)}" for at, limit in self.steps]
         return ",".join(words)
 
 
 def parse_policy(text: str, kind: str = "bucket") -> UpstreamPolicy:
-    """`UNIT=LIMIT/PERIOD[,KIND][,burst=N][,by=KEY]`, as `--policy` takes it; `kind` is that of an unnamed one.
+    """`UNIT=LIMIT/PERIOD[,KIND][,burst=N][,by=KEY][,LIMIT@TIME…]`, as `--policy` takes it; `kind` is an unnamed one's.
 
     A period of `PT0S` is a budget that does not refill. Anything else that makes no sense is `InvalidInput`.
     """
@@ -100,6 +107,7 @@ def parse_policy(text: str, kind: str = "bucket") -> UpstreamPolicy:
     burst: float | None = None
     by: str | None = None
     named: str | None = None
+    steps: list[tuple[int, float]] = []
     for word in words:
         name, _, value = word.partition("=")
         if name == "burst" and value:
@@ -111,6 +119,8 @@ def parse_policy(text: str, kind: str = "bucket") -> UpstreamPolicy:
                 raise InvalidInput(f"policy {text!r}: a burst is an amount above nought, not {value!r}; {_RIGHT}")
         elif name == "by" and value:
             by = value
+        elif "@" in word:
+            steps.append(_step(text, word, steps))
         elif word in KINDS and named is None:
             named = word
         else:
@@ -123,7 +133,20 @@ def parse_policy(text: str, kind: str = "bucket") -> UpstreamPolicy:
         raise InvalidInput(f"policy {text!r}: {named} {needs}; {_RIGHT}")
     if burst is not None and named != "bucket":
         raise InvalidInput(f"policy {text!r}: only a bucket has a burst; {_RIGHT}")
-    return UpstreamPolicy(unit, limit, per, named, burst, by)
+    return UpstreamPolicy(unit, limit, per, named, burst, by, tuple(steps))
+
+
+def _step(text: str, word: str, before: list[tuple[int, float]]) -> tuple[int, float]:
+    """A change of the limit: `6@50s`."""
+    amount, _, after = word.partition("@")
+    try:
+        limit = float(amount)
+    except ValueError:
+        limit = 0.0
+    at = duration.parse(after, what=f"policy {text!r}") * 1000
+    if not 0 < limit < float("inf") or (before and at <= before[-1][0]):
+        raise InvalidInput(f"policy {text!r}: {word!r} is no later limit; {_RIGHT}")
+    return at, limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +185,8 @@ class UpstreamBooks:
         """
         with self._lock:
             now = self._clock()
+            if not self._accepted and not self._refused:
+                self._begun = now  # limits that change with time do so after the first call
             age = now - self._begun
             books = [(policy, book) for policy, book in self._books_of(keys or {}) if policy.unit in units]
             refusals = [

@@ -16,6 +16,7 @@ from math import ceil
 from urllib.parse import parse_qs
 
 from .frame import Option, Upstream, UpstreamRequest, UpstreamResponse
+from .pictures import png
 from .policies import UpstreamPolicy
 
 TYPE_CHECKING = False
@@ -243,16 +244,7 @@ def picture(width: int, height: int, kind: str) -> tuple[str, bytes]:
         bits = struct.pack("<3H", 8, 8, 8)
         directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries)
         return kind, b"II*\0" + struct.pack("<I", 8 + len(strip) + len(bits)) + strip + bits + directory + b"\0" * 4
-    rows = (b"\0" + colour * width) * height
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(rows)),
-        (b"IEND", b""),
-    ]
-    chunks = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
-    ]
-    return "image/png", b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return "image/png", png(width, height, (b"\0" + colour * width) * height)
 
 
 JPEG = base64.b64decode(
