@@ -10,7 +10,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format fast chromium test demo demo-django matrix-django bench soak mutants clean
+.PHONY: help setup lint format fast chromium test demo demo-django demo-images matrix-django bench soak mutants clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ demo: $(SETUP) ## See the promise: the same work without Headgate and with it (u
 
 demo-django: $(SETUP) ## See tenants in Django: two server processes, 60 requests of three organizations at once (under a minute)
 	$(PY) examples/django_api/demo.py $(ARGS)
+
+demo-images: $(SETUP) ## See adaptive concurrency: 60 images while a simulated service goes from 20 at once to 6 to 14 (under a minute)
+	$(PY) -m headgate images examples/nanobanana/prompts.json -o build/images --simulate --rule probing --rpm 600 --call-time 2s --capacity 20,6@4s,14@12s $(ARGS)
 
 matrix-django: $(SETUP) ## Run the tests of the Django app on Django 4.2 and 5.2, and on 6 where a newer Python is installed
 	$(PY) tests/contrib/django/matrix.py $(ARGS)

@@ -27,7 +27,7 @@ LAYERS = (
     ("events", "config", "http", "limits"),
     ("gate",),
     ("clients", "batch", "stages", "service", "contrib", "dropin", "sentinelhub", "simulate"),
-    ("pdf",),
+    ("pdf", "images"),
     ("cli", "__main__"),
     ("testing",),
 )

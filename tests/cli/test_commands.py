@@ -50,6 +50,7 @@ def test_every_reading_command_takes_json() -> None:
         "plan",
         "doctor",
         "demo",
+        "images",
     }
     readers |= {"token list", "worker"}
     having = {

@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "demo"),
     "upstream": ("upstream", "upstream"),
     "worker": ("worker", "worker"),
+    "images": ("images", "images"),
     "serve": ("serve", "serve"),
     "token": ("token", "token"),
 }
