@@ -31,6 +31,14 @@ def test_importing_headgate_loads_neither_an_event_loop_nor_a_database_nor_a_par
     assert loaded_by("import headgate") & heavy <= bare & heavy
 
 
+def test_importing_headgate_makes_none_of_the_values_that_only_looks_tell() -> None:
+    assert "headgate.kernel.looks" not in loaded_by("import headgate")
+    assert "headgate.kernel.looks" in loaded_by(
+        "import headgate; headgate.Gate('g', [headgate.Window(1, per=1)]).usage()"
+    )
+    assert "headgate.kernel.looks" in loaded_by("from headgate import Usage")
+
+
 def test_a_memory_gate_needs_no_event_loop_and_no_database() -> None:
     used = "import headgate; headgate.Gate('g', [headgate.Concurrency(1)]).acquire().release()"
     assert loaded_by(used) & {"asyncio", "sqlite3", "tomllib"} == set()

@@ -45,7 +45,7 @@ MAY_IMPORT_PUBLIC_NAMES = {part for part, level in LEVEL.items() if level > LEVE
 
 # Inside the kernel the same: values, limits, plans, the line and commands, flows.
 KERNEL_LAYERS = (
-    ("head", "model", "records", "overlay"),
+    ("head", "model", "looks", "records", "overlay"),
     ("limits", "overrides"),
     ("plan",),
     ("ahead", "line", "commands"),

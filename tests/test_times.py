@@ -147,7 +147,9 @@ def busy_gate(store: Any) -> Gate:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in vars(headgate).values() if is_dataclass(kind)], ids=lambda kind: str(kind.__name__)
+    "kind",
+    [kind for kind in (getattr(headgate, name) for name in headgate.__all__) if is_dataclass(kind)],
+    ids=lambda kind: str(kind.__name__),
 )
 def test_every_number_of_a_public_dataclass_is_an_amount_or_says_what_it_counts_from(kind: Any) -> None:
     for field in fields(kind):

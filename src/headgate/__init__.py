@@ -20,14 +20,13 @@ from .errors import (
 from .gate import AsyncGate, AsyncPermit, AsyncPlace, Gate, Permit, Place
 from .http.report import Report
 from .kernel.limits import Aimd, Bucket, Concurrency, Probing, Quota, Window
-from .kernel.model import Explanation, Holder, LimitUsage, Override, Usage, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
     from .gate.gates import Gates, GuardGates
-    from .kernel.model import OnStoreErrorMode
+    from .kernel.model import Explanation, Holder, LimitUsage, OnStoreErrorMode, Override, Usage, Waiter
 
 __version__ = "0.1.0"
 
@@ -54,6 +53,16 @@ def connect(url: str, token: str | None = None, on_store_error: OnStoreErrorMode
     from .stores.http.store import HttpStore
 
     return GuardGates(HttpStore(url, token=token), on_store_error)
+
+
+def __getattr__(name: str) -> object:
+    """What a look tells is loaded when it is first asked for: most programs ask and release, and name none of it."""
+    if name not in {"Explanation", "Holder", "LimitUsage", "Override", "Usage", "Waiter"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .kernel import looks
+
+    value = globals()[name] = getattr(looks, name)
+    return value
 
 
 __all__ = [

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
+from ..kernel import model
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset, Tighten
-from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Explanation, Holder, Refusal, Usage, Wait, Waiter, label_of
+from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Refusal, Wait, label_of
 from ..kernel.why import why_ask, why_gate
 from .permit import checked_actual, tell_adapted
 from .stamping import steady
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..kernel.model import Ended, Pulse, Snapshot
+    from ..kernel.model import Ended, Explanation, Holder, Pulse, Snapshot, Usage, Waiter
     from ..kernel.plan import Policy
     from .base import Cost, Duration, Key
     from .keeper import Keeper
@@ -38,7 +39,7 @@ class Inspection:
 
     def _usage_of(self, snapshot: Snapshot) -> Usage:
         self._note(snapshot)
-        return Usage(
+        return model.Usage(
             gate=self.name,
             limits=snapshot.limits,
             waiting=snapshot.waiting,
@@ -50,7 +51,7 @@ class Inspection:
     def _holders_of(self, snapshot: Snapshot) -> list[Holder]:
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
-            Holder(
+            model.Holder(
                 id=lease.id,
                 holder=lease.holder,
                 key=lease.key,
@@ -65,7 +66,7 @@ class Inspection:
         self._note(snapshot)
         names: list[str | None] = [*self._policy.priorities] or [None]
         return [
-            Waiter(
+            model.Waiter(
                 id=ticket.id,
                 holder=ticket.holder,
                 key=ticket.key,
@@ -103,7 +104,7 @@ class Inspection:
             goes_in, limit, timing = decision.retry_after, decision.limit, decision.timing
             position = decision.position if decision.reason == "line" else 1
         governed = {(usage.name, usage.key) for usage in snapshot.limits}
-        return Explanation(
+        return model.Explanation(
             gate=self.name,
             granted=decision is None,
             goes_in=goes_in,

@@ -15,12 +15,14 @@ Terms end at the store's time, by whichever command comes first then (`lapse`); 
 
 from __future__ import annotations
 
-from .model import NEVER, SECOND, Override
+from . import model
+from .model import NEVER, SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .model import Override
     from .records import Records, Space
 
     #: A tightening: its value, when it ends, and its reason.
@@ -160,7 +162,7 @@ def listed(records: Records, now: int) -> tuple[Override, ...]:
 def _override(now: int, member: str, value: float, ends: int, reason: str, tightened: bool = False) -> Override:
     name, _, key = member.partition("|")
     expires_in = None if ends >= NEVER else (ends - now) / SECOND
-    return Override(name, key or None, value, reason, expires_in, tightened)
+    return model.Override(name, key or None, value, reason, expires_in, tightened)
 
 
 def in_force(overrides: Iterable[Override], own: Override) -> Override:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Override, Refusal, Wait
+from . import model
+from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Refusal, Wait
 from .overrides import in_force
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .model import Snapshot, WaitingTicket
+    from .model import Override, Snapshot, WaitingTicket
     from .plan import Policy
 
 
@@ -50,7 +51,7 @@ def override_words(override: Override) -> str:
 
 def _lowered(snapshot: Snapshot, name: str | None, key: str | None = None) -> str:
     """What is to be said of a limit that blocks besides: that its value is not the configured one."""
-    found = in_force(snapshot.overrides, Override(name or "", key, float("inf")))
+    found = in_force(snapshot.overrides, model.Override(name or "", key, float("inf")))
     return "" if found.value == float("inf") else f"; {found.limit} is {override_words(found)}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .. import line, overrides
-from ..model import NEVER, Ended, Override
+from .. import line, model, overrides
+from ..model import NEVER, Ended
 from .base import SPACES, Command, begin, pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..model import Override
     from ..records import Records
 
 
@@ -75,7 +76,7 @@ class Tighten(Command):
                 overrides.changed(records)
                 _look_everywhere(records, now)
         name, _, key = self.member.partition("|")
-        return overrides.in_force(overrides.listed(records, now), Override(name, key or None, self.configured))
+        return overrides.in_force(overrides.listed(records, now), model.Override(name, key or None, self.configured))
 
 
 class Pause(Command):

@@ -6,9 +6,9 @@ from dataclasses import replace
 from heapq import merge, nsmallest
 from itertools import islice
 
-from .. import line
+from .. import line, model
 from ..head import Head
-from ..model import NEVER, HeldLease, Override, Refusal, Snapshot, Wait, WaitingTicket
+from ..model import NEVER, Refusal, Wait
 from ..overlay import FORGETTING, Overlay
 from ..overrides import lapse, listed, value_of
 from ..plan import recall
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..limits import Limit
-    from ..model import LimitUsage
+    from ..model import HeldLease, LimitUsage, Override, Snapshot, WaitingTicket
     from ..plan import Plan, Policy, Step, Steps
     from ..records import Records
 
@@ -118,7 +118,7 @@ class Peek(Command):
             values = listed(view, now)
         waiters = self._waiters(below, view, now) if self.waiters and head.tickets else ()
         until = head.paused if head.paused > now else 0
-        return Snapshot(
+        return model.Snapshot(
             now,
             records.head.seq,
             until,
@@ -174,7 +174,7 @@ class Peek(Command):
             get = leases.get
             for expires, id in leases.scan(now + 1):
                 ref, at, _, holder, *_ = get(id)  # a LeaseRow, and there may be thousands
-                rows[id] = HeldLease(id, holder, dict(ref[3]), at, expires, ref[1])
+                rows[id] = model.HeldLease(id, holder, dict(ref[3]), at, expires, ref[1])
         return tuple(sorted(rows.values(), key=lambda row: (row.granted_at, row.id)))
 
     def _waiters(self, records: Records, view: Records, now: int) -> tuple[WaitingTicket, ...]:
@@ -190,7 +190,7 @@ class Peek(Command):
             _, _, ref, lane, _, tier, since, arrival, _, _, holder, _, _, called, hidden, *_ = ticket
             _, rank, costs, key = ref
             state = "called" if called else "skipped" if hidden else "waits"
-            row = WaitingTicket(id, holder, dict(key), since, rank, dict(costs), state, None, 0.0, now)
+            row = model.WaitingTicket(id, holder, dict(key), since, rank, dict(costs), state, None, 0.0, now)
             rows.append(row)
             if state == "waits":
                 before = lanes[tier, lane] = lanes.get((tier, lane), -1) + 1

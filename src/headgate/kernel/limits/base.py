@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from ... import duration
 from ...errors import InvalidInput, KindChanged
-from ..model import NEVER, SECOND, LimitUsage
+from .. import model
+from ..model import NEVER, SECOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from ..model import LimitUsage
     from ..records import Records
 
     Duration = str | int | float
@@ -271,7 +273,7 @@ class Limit:
         promised: float = 0.0,
     ) -> LimitUsage:
         _, _, key = member.partition("|")
-        return LimitUsage(
+        return model.LimitUsage(
             name=self.name,
             kind=self.kind,
             unit=self.unit,
