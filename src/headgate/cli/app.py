@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reset": ("reset", "reset"),
     "simulate": ("simulate", "simulate"),
     "plan": ("plan", "plan"),
+    "batch": ("batch", "batch"),
     "bench": ("bench", "bench"),
     "doctor": ("doctor", "doctor"),
     "demo": ("demo", "demo"),
