@@ -116,4 +116,17 @@ except StoreUnavailable as away:
 except LeaseLost:
     pass
 
+
+def org_of(org: str, *_: object) -> dict[str, str]:
+    return {"org": org}
+
+
+@gate.limited(key=org_of, cost={"pu": 1})
+def decorated(org: str, pages: int) -> bytes:
+    return b""
+
+
+reveal_type(decorated)  # (org: str, pages: int) -> bytes
+reveal_type(decorated("acme", 3))  # bytes
+
 reveal_type(FakeUpstream(2, per="1s"))  # FakeUpstream

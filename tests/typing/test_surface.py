@@ -29,7 +29,7 @@ def expected() -> dict[int, str]:
 def plain(text: str) -> str:
     """A type as the comments write it: without modules, quotes and default arguments."""
     text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", text.strip('"'))
-    return {"def ()": "() -> None"}.get(text, text).replace("builtins.", "")
+    return {"def ()": "() -> None"}.get(text, text).removeprefix("def ").replace("builtins.", "")
 
 
 def revealed_by_mypy() -> dict[int, str]:

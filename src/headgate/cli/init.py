@@ -29,7 +29,14 @@ def init(context: click.Context, preset: str | None, force: bool) -> None:
     except OSError as error:
         raise Failed(f"{file}: {error.strerror}") from None
     config = "" if file == "headgate.toml" else f"--config {file} "
-    example = {"sentinel-hub": "--cost pu=1 ", "api-deployment": "--key org=acme "}.get(chosen.gate, "")
+    example = {
+        "sentinel-hub": "--cost pu=1 ",
+        "api-deployment": "--key org=acme ",
+        "openai": "--cost tokens=700 ",
+        "anthropic": "--cost input_tokens=500 --cost output_tokens=200 ",
+        "gemini": "--cost tokens=700 ",
+        "github": "--cost points=1 ",
+    }.get(chosen.gate, "")
     click.echo(f"wrote {os.path.normpath(file)}: gate {chosen.gate!r}, {chosen.about}")
     click.echo(f"next: headgate {config}acquire {chosen.gate} {example}-- curl -fsS https://example.com")
     click.echo(f"      headgate {config}top")

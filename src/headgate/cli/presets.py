@@ -111,4 +111,71 @@ limits = [
 ]
 """,
     ),
+    "openai": Preset(
+        "openai",
+        "500 requests and 30,000 tokens in any minute, as of the first paid tier",
+        """\
+# OpenAI: requests and tokens per minute, for the whole organisation. Yours are on its limits page: change them here.
+# Each ask names its tokens: --cost tokens=700. headgate.clients.tokens estimates and settles them.
+[gates.openai]
+limits = [
+  { window = 500, per = "1m", name = "rpm" },
+  { window = 30000, per = "1m", name = "tpm", unit = "tokens" },
+]
+""",
+    ),
+    "anthropic": Preset(
+        "anthropic",
+        "50 requests, 30,000 input and 8,000 output tokens a minute, as of the first tier",
+        """\
+# Anthropic: token buckets, with input and output apart. Yours are in its console: change them here.
+# Each ask names both: --cost input_tokens=500 --cost output_tokens=200.
+[gates.anthropic]
+limits = [
+  { bucket = 50, per = "1m", name = "rpm" },
+  { bucket = 30000, per = "1m", name = "itpm", unit = "input_tokens" },
+  { bucket = 8000, per = "1m", name = "otpm", unit = "output_tokens" },
+]
+""",
+    ),
+    "gemini": Preset(
+        "gemini",
+        "10 requests and 250,000 tokens in any minute, 250 requests a day, as of the free tier",
+        """\
+# Gemini: per project, not per key. The day ends at midnight Pacific time. Each ask names its tokens: --cost tokens=700
+[gates.gemini]
+limits = [
+  { window = 10, per = "1m", name = "rpm" },
+  { window = 250000, per = "1m", name = "tpm", unit = "tokens" },
+  { quota = 250, per = "day", zone = "America/Los_Angeles", name = "rpd" },
+]
+""",
+    ),
+    "github": Preset(
+        "github",
+        "5,000 requests in any hour, 900 points in any minute, 100 at a time",
+        """\
+# GitHub's REST interface for one user. Its secondary limits count points: a GET is 1, anything that writes is 5.
+# Each ask names them: --cost points=1
+[gates.github]
+limits = [
+  { window = 5000, per = "1h", name = "hourly" },
+  { window = 900, per = "1m", name = "points", unit = "points" },
+  { concurrency = 100, name = "in_flight" },
+]
+""",
+    ),
+    "stripe": Preset(
+        "stripe",
+        "100 requests a second, as of live mode",
+        """\
+# Stripe: 100 a second in live mode, 25 in a sandbox. What it bears at once is not published, so the working limit follows
+# its answers.
+[gates.stripe]
+limits = [
+  { window = 100, per = "1s", name = "rps" },
+  { concurrency = 50, name = "in_flight", adaptive = { start = 20, minimum = 5 } },
+]
+""",
+    ),
 }

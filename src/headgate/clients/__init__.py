@@ -10,6 +10,7 @@ answer has been read or dropped. The answer ends it: status, retry delays and ra
 from __future__ import annotations
 
 from .answers import Answer
+from .discovery import Discovery
 from .retry import Retry
 
-__all__ = ["Answer", "Retry"]
+__all__ = ["Answer", "Discovery", "Retry"]

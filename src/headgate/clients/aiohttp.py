@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..gate import AsyncGate
     from ..gate.base import Cost, Duration, Key
     from .asking import SettleBy
+    from .discovery import Discovery
     from .retry import Retry
 
     Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
@@ -52,6 +53,7 @@ class AiohttpMiddleware:
         settle: SettleBy | None = None,
         timeout: Duration | None = None,
         retry: Retry | None = None,
+        discover: Discovery | None = None,
     ) -> None:
         self._hosts = Hosts(hosts)
         self._asking = Asking(
@@ -64,6 +66,7 @@ class AiohttpMiddleware:
             settle=settle,
             timeout=timeout,
             retry=retry,
+            discover=discover,
         )
 
     async def __call__(self, request: ClientRequest, handler: Handler) -> ClientResponse:
@@ -95,7 +98,7 @@ class AiohttpMiddleware:
             await asyncio.sleep(wait)
 
     async def _send(self, ask: dict[str, Any], request: ClientRequest, handler: Handler) -> tuple[ClientResponse, Any]:
-        call = Call(await self._asking.gate.acquire(**ask), self._asking.settle)
+        call = self._asking.call(await self._asking.gate.acquire(**ask))
         send = request.send
 
         async def stamped(connection: Any) -> ClientResponse:

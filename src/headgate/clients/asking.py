@@ -6,6 +6,8 @@ from .. import duration
 from ..errors import InvalidInput
 from ..gate import AsyncGate, Gate
 from .answers import Answer
+from .calls import Call
+from .discovery import Discovery
 from .retry import Retry
 
 TYPE_CHECKING = False
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from ..gate import AsyncPermit, Permit
     from ..gate.base import Cost, Duration, Key
 
     #: What really was used, by unit, read from the whole answer; None where the answer does not say.
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 class Asking:
     """The terms on which the requests of one client ask one gate. Values are checked here, functions as they are called."""
 
-    __slots__ = ("_cost", "_fixed", "_holder", "_key", "_priority", "gate", "retry", "settle", "timeout_s")
+    __slots__ = (
+        *("_cost", "_discover", "_fixed", "_holder", "_key", "_priority"),
+        *("_settle", "gate", "retry", "timeout_s"),
+    )
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class Asking:
         settle: SettleBy | None = None,
         timeout: Duration | None = None,
         retry: Retry | None = None,
+        discover: Discovery | None = None,
     ) -> None:
         wanted: type[Any] = AsyncGate if is_async else Gate
         if not isinstance(gate, wanted):
@@ -45,8 +52,11 @@ class Asking:
             raise InvalidInput(f"settle is a function of the answer that returns what it cost by unit, not {settle!r}")
         if retry is not None and not isinstance(retry, Retry):
             raise InvalidInput(f"retry is a headgate.clients.Retry, not {retry!r}")
+        if discover is not None and not isinstance(discover, Discovery):
+            raise InvalidInput(f"discover is a headgate.clients.Discovery, not {discover!r}")
         self.gate = gate
-        self.settle = settle
+        self._settle = settle
+        self._discover = None if discover is None else discover.on(gate)
         self.retry = retry
         #: Seconds that a request may wait for its permit; None for as long as it takes.
         self.timeout_s = None if timeout is None else duration.parse(timeout, what="timeout", zero=True) / 1e6
@@ -61,6 +71,10 @@ class Asking:
         if not any(functions) and not callable(holder):
             said = {"cost": cost, "key": key, "priority": priority, "holder": holder}
             self._fixed = {name: value for name, value in said.items() if value is not None}
+
+    def call(self, permit: Permit | AsyncPermit) -> Call:
+        """A call under a permit that was granted on these terms."""
+        return Call(permit, self._settle, self._discover)
 
     def of(self, request: Any, where: Callable[[], str]) -> dict[str, Any]:
         """What `acquire` is called with for this request. An error of a function goes to the caller, who has spent nothing.

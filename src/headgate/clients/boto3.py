@@ -51,7 +51,7 @@ class GatedClient:
         ask = self._asking.of(request, lambda: f"{operation} {request.url}")
         if self._asking.timeout_s is not None:
             ask = {**ask, "timeout": self._asking.timeout_s}
-        call = Call(self._asking.gate.acquire(**ask), None)
+        call = self._asking.call(self._asking.gate.acquire(**ask))
         try:
             drive(call.write())
         except BaseException:

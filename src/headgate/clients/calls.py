@@ -59,11 +59,18 @@ async def adrive(steps: Steps[T]) -> T:
 class Call:
     """One call and its permit. However it goes, `end`, `fail` or `drop` ends the permit, once."""
 
-    __slots__ = ("_outcome", "_permit", "_settle", "_state", "is_written")
+    __slots__ = ("_discover", "_outcome", "_permit", "_settle", "_state", "is_written")
 
-    def __init__(self, permit: Permit | AsyncPermit, settle: SettleBy | None) -> None:
+    def __init__(
+        self,
+        permit: Permit | AsyncPermit,
+        settle: SettleBy | None,
+        discover: Callable[[Answer], Steps[None]] | None = None,
+    ) -> None:
         self._permit = permit
         self._settle = settle
+        #: Reads the limits that the upstream says it has.
+        self._discover = discover
         self._outcome: Any = "error"
         #: Whether anything of the request may have left. Until then the permit can be given back.
         self.is_written = False
@@ -93,6 +100,8 @@ class Call:
         elif comes_in_pieces:
             # The upstream has counted it, and the last piece may be long in coming. Any other answer tells it as it ends.
             yield self._permit.confirm
+        if self._discover is not None:
+            yield from self._discover(answer)
         return report
 
     def fail(self) -> Steps[None]:

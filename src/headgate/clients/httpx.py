@@ -25,8 +25,9 @@ class HttpxTransport(SyncGatedTransport, httpx.BaseTransport):
     `cost`, `key`, `priority` and `holder` are values or functions of the `httpx.Request`; `settle` is a function of the
     `Answer` that returns what it really cost by unit, or None. `timeout` is how long a request may wait for its permit
     before it raises `Denied`. `retry` makes refused requests again, each under a permit of its own; a body that is made
-    while it is sent is not sent twice. `transport` is what sends: give one of your own for proxies, certificates or HTTP/2,
-    and another `HttpxTransport` for other hosts with another gate.
+    while it is sent is not sent twice. `discover` is a `Discovery`: it lowers the gate's limits by what answers say.
+    `transport` is what sends: give one of your own for proxies, certificates or HTTP/2, and another `HttpxTransport` for
+    other hosts with another gate.
     """
 
     _driver = httpx

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..gate import Gate
     from ..gate.base import Cost, Duration, Key
     from .asking import SettleBy
+    from .discovery import Discovery
     from .retry import Retry
 
 #: The call that this thread is about to write.
@@ -89,6 +90,7 @@ class RequestsAdapter(HTTPAdapter):
         settle: SettleBy | None = None,
         timeout: Duration | None = None,
         retry: Retry | None = None,
+        discover: Discovery | None = None,
         pool_connections: int = 10,
         pool_maxsize: int = 100,
         pool_block: bool = False,
@@ -104,6 +106,7 @@ class RequestsAdapter(HTTPAdapter):
             settle=settle,
             timeout=timeout,
             retry=retry,
+            discover=discover,
         )
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
@@ -148,7 +151,7 @@ class RequestsAdapter(HTTPAdapter):
             sleep(wait)
 
     def _send(self, ask: dict[str, Any], request: Any, stream: bool, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        call = Call(self._asking.gate.acquire(**ask), self._asking.settle)
+        call = self._asking.call(self._asking.gate.acquire(**ask))
         token = _writing.set(call)
         try:
             response = super().send(request, stream, *args, **kwargs)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..gate.base import Cost, Duration, Key
     from .asking import SettleBy
+    from .discovery import Discovery
     from .retry import Retry
 
 #: What httpcore traces just before it writes a request; of the CONNECT to a proxy as well, which is no call.
@@ -46,6 +47,7 @@ class GatedTransport:
         settle: SettleBy | None = None,
         timeout: Duration | None = None,
         retry: Retry | None = None,
+        discover: Discovery | None = None,
         transport: Any = None,
     ) -> None:
         self._hosts = Hosts(hosts)
@@ -59,6 +61,7 @@ class GatedTransport:
             settle=settle,
             timeout=timeout,
             retry=retry,
+            discover=discover,
         )
         driver = self._driver
         base = driver.AsyncBaseTransport if self._is_async else driver.BaseTransport
@@ -272,7 +275,7 @@ class SyncGatedTransport(GatedTransport):
             sleep(wait)
 
     def _send(self, request: Any, ask: dict[str, Any]) -> tuple[Any, Any]:
-        call = Call(self._asking.gate.acquire(**ask), self._asking.settle)
+        call = self._asking.call(self._asking.gate.acquire(**ask))
         extensions = request.extensions
         try:
             if self._traces:
@@ -349,7 +352,7 @@ class AsyncGatedTransport(GatedTransport):
             await pause(wait)
 
     async def _send(self, request: Any, ask: dict[str, Any]) -> tuple[Any, Any]:
-        call = Call(await self._asking.gate.acquire(**ask), self._asking.settle)
+        call = self._asking.call(await self._asking.gate.acquire(**ask))
         extensions = request.extensions
         try:
             if self._traces:

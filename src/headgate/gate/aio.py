@@ -18,6 +18,7 @@ from ..kernel.model import SECOND, Grant, Wait, label_of
 from ..stores.base import checked
 from .base import ONE, BaseGate, ends
 from .keeper import keeper_of
+from .limited import LimitedAsk
 from .outage import StillAway
 from .permit import AsyncPermit, AsyncPlace, Terms
 from .stamping import ENDED, steady
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
     from types import TracebackType
-    from typing import Any, NoReturn, Self
+    from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
     from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow, Undo
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from ..stores.base import Store
     from .base import Cost, Duration, Key
     from .permit import BasePermit
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 #: The arguments of an ask that says nothing.
@@ -558,16 +562,31 @@ class AsyncGate(BaseGate):
         """Forget all that counts, or what counts on one limit. Late releases of what was held change nothing."""
         await self._run(self._reset_of(limit))
 
-    def limited(self, cost: Cost = 1, **ask: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A decorator: every call of the coroutine function takes a permit first."""
-        from functools import wraps
+    def limited(
+        self,
+        amount: Cost | None = None,
+        /,
+        *,
+        cost: Cost | Callable[..., Cost] = 1,
+        key: Key | Callable[..., Key | None] | None = None,
+        priority: str | Callable[..., str | None] | None = None,
+        timeout: Duration | None = None,
+        holder: str | Callable[..., str | None] | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """A decorator: every call of the coroutine function takes a permit first; see `Gate.limited`."""
+        rest = {"timeout": timeout, "lease": lease, "renew": renew}
+        ask = LimitedAsk(self, amount, cost, key, priority, holder, **rest)
 
-        self._policy.plan(cost, ask.get("key"), ask.get("priority"))  # a mistake shows where it is written
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            from functools import wraps
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            ask.check(function, is_async=True)
+
             @wraps(function)
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                async with self.acquire(cost, **ask):
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with self.acquire(**ask.of(args, kwargs)):
                     return await function(*args, **kwargs)
 
             return call

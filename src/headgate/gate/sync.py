@@ -13,6 +13,7 @@ from ..kernel.flows import AwaitWake, Execute, Sleep, denied, granted, undoing
 from ..kernel.model import SECOND, Grant, Wait
 from .base import ONE, BaseGate, decide, ends
 from .keeper import keeper_of
+from .limited import LimitedAsk
 from .outage import StillAway
 from .permit import Permit, Place
 from .stamping import steady
@@ -21,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from queue import SimpleQueue
-    from typing import Any, Self
+    from typing import Any, ParamSpec, Self, TypeVar
 
     from ..kernel.commands import Cancel, Command
     from ..kernel.flows import Flow
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from .aio import AsyncGate
     from .base import Cost, Duration, Key
     from .permit import BasePermit
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 class Gate(BaseGate):
@@ -417,16 +421,36 @@ class Gate(BaseGate):
         """Forget all that counts, or what counts on one limit. Late releases of what was held change nothing."""
         self._run(self._reset_of(limit))
 
-    def limited(self, cost: Cost = 1, **ask: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A decorator: every call of the function takes a permit first."""
-        from functools import wraps
+    def limited(
+        self,
+        amount: Cost | None = None,
+        /,
+        *,
+        cost: Cost | Callable[..., Cost] = 1,
+        key: Key | Callable[..., Key | None] | None = None,
+        priority: str | Callable[..., str | None] | None = None,
+        timeout: Duration | None = None,
+        holder: str | Callable[..., str | None] | None = None,
+        lease: Duration | None = None,
+        renew: bool = True,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator: every call of the function takes a permit first. The function keeps its signature.
 
-        self._policy.plan(cost, ask.get("key"), ask.get("priority"))  # a mistake shows where it is written
+        `cost`, `key`, `priority` and `holder` are values, or functions of the arguments of the call; a cost that is a value
+        may also come first. Values are checked here. Coroutine functions need an AsyncGate; generators hold no permit while
+        they run, and are refused.
+        """
+        rest = {"timeout": timeout, "lease": lease, "renew": renew}
+        ask = LimitedAsk(self, amount, cost, key, priority, holder, **rest)
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            from functools import wraps
+
+            ask.check(function, is_async=False)
+
             @wraps(function)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with self.acquire(cost, **ask):
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self.acquire(**ask.of(args, kwargs)):
                     return function(*args, **kwargs)
 
             return call
