@@ -32,7 +32,7 @@ def run(quick: bool) -> list[Table]:
 
 def throughput(quick: bool) -> Table:
     """The same GET through each client, 64 at a time, in turns."""
-    requests, rounds = (500, 3) if quick else (2000, 7)
+    requests, rounds = (300, 3) if quick else (1000, 5)
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         upstream = stack.enter_context(upstreams.start_process("window", ["requests=1000000000/1s,sliding"]))

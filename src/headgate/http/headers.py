@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
         async def usage(self, key: Mapping[str, str] | None = ...) -> Usage: ...
 
+    class SyncUsage(Protocol):
+        """The same part of a `Gate`."""
+
+        @property
+        def name(self) -> str: ...
+
+        def usage(self, key: Mapping[str, str] | None = ...) -> Usage: ...
+
 
 JSON: list[Header] = [(b"content-type", b"application/json")]
 
@@ -101,19 +109,38 @@ class RemainingHeaders:
 
     async def fetch(self, gate: AsyncUsage, key: Mapping[str, str] | None = None, fresh: float = FRESH) -> list[Header]:
         """The headers, from the cache or read now; none while the store is away."""
-        if (cached := self.cached(gate.name, key)) is not None:
+        if (cached := self._begin(gate.name, key, fresh)) is not None:
             return cached
-        now, others = monotonic(), self._cache.get(gate.name, _NOTHING)[3]
-        self._cache[gate.name] = (now + fresh, None, others, others)  # requests that come meanwhile do not read as well
         try:
             usage = await gate.usage(key or None)
         except HeadgateError:
             return []
+        return self._keep(gate.name, key, fresh, usage)
+
+    def fetch_now(self, gate: SyncUsage, key: Mapping[str, str] | None = None, fresh: float = FRESH) -> list[Header]:
+        """The same as `fetch`, with a `Gate` and in a thread."""
+        if (cached := self._begin(gate.name, key, fresh)) is not None:
+            return cached
+        try:
+            usage = gate.usage(key or None)
+        except HeadgateError:
+            return []
+        return self._keep(gate.name, key, fresh, usage)
+
+    def _begin(self, gate: str, key: Mapping[str, str] | None, fresh: float) -> list[Header] | None:
+        """The headers from the cache; None where the caller has to read them, and the others have the last meanwhile."""
+        if (cached := self.cached(gate, key)) is not None:
+            return cached
+        others = self._cache.get(gate, _NOTHING)[3]
+        self._cache[gate] = (monotonic() + fresh, None, others, others)
+        return None
+
+    def _keep(self, gate: str, key: Mapping[str, str] | None, fresh: float, usage: Usage) -> list[Header]:
         if self._on_usage is not None:
             self._on_usage(usage)
         rows = [row for row in usage.limits if "@" not in row.name]
         mine, others = _header(rows), _header([row for row in rows if row.key is None])
-        self._cache[gate.name] = (now + fresh, key, mine, others)
+        self._cache[gate] = (monotonic() + fresh, key, mine, others)
         return mine
 
 

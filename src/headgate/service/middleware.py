@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
-from ..errors import Denied, HeadgateError, InvalidInput
+from ..errors import HeadgateError, InvalidInput
 from ..gate import AsyncGate
-from ..http.headers import FRESH, RemainingHeaders, policy_field, with_limit
+from ..http.boundary import OUTCOMES_OF_STATUS, Boundary
 from ..http.keys import key_value
-from ..http.problems import problem_of
-from ..http.report import REFUSALS
-from ..http.spread import Spread
 from .web import Disconnected, encode
 
 TYPE_CHECKING = False
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..gate import AsyncPermit
     from ..gate.base import Cost, Duration
+    from ..http.problems import Problem
     from .web import Receive, Scope, Send
 
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -40,9 +38,6 @@ ANONYMOUS = "anonymous"
 
 #: The most bytes of a body that are read before the service asks for them; the rest stays with the server.
 KEPT = 65_536
-
-#: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
-_OUTCOMES = {status: REFUSALS[status] for status in (429, 503, 504)}
 
 
 def from_header(name: str) -> KeyOf:
@@ -90,75 +85,46 @@ class GateMiddleware:
         if not isinstance(gate, AsyncGate):
             raise InvalidInput(f"the middleware needs an AsyncGate, since it runs on an event loop, not {gate!r}")
         self._app = app
-        self._gate = gate.at_boundary()
-        self._keys = self._gate.policy.keys
-        if self._keys and key is None:
-            raise InvalidInput(
-                f"gate {gate.name!r} has limits by {', '.join(self._keys)}; say where that is in a request: "
-                f'key="x-{self._keys[0]}" for a header, or a function of the ASGI scope'
-            )
-        if isinstance(key, str) and len(self._keys) != 1:
-            raise InvalidInput(
-                f"gate {gate.name!r} has limits by {', '.join(self._keys) or 'nothing'}, and one header is one key; "
-                f"give a function that returns a mapping, or leave key out where no limit is by one"
-            )
-        self._key = from_header(key) if isinstance(key, str) else key
-        self._cost, self._priority, self._holder = cost, priority, holder
+        source = from_header(key) if isinstance(key, str) else key
+        self._boundary = Boundary(gate, key=source, cost=cost, priority=priority, holder=holder, remaining=remaining)
+        if isinstance(key, str):
+            self._boundary.one_header()
+        self._gate: AsyncGate = self._boundary.gate
         self._wait, self._exempt = wait, frozenset(exempt)
-        self._remaining, self._fresh = RemainingHeaders(), 0.0 if remaining else FRESH
-        self._spread = Spread()
-        self._policy = (b"ratelimit-policy", policy_field(self._gate.policy.limits))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
-        key = None if self._key is None else self._key(scope)
-        if key is None and self._key is not None:
+        boundary = self._boundary
+        key = boundary.key_of(scope)
+        if boundary.passes(key):
             await self._app(scope, receive, send)
             return
         gated = _GatedRequest(receive, send)
         try:
-            permit = await self._ask(scope, key, gated)
+            permit = await self._ask(boundary.ask(scope, key), gated)
         except HeadgateError as error:
             gated.close()
-            await self._refuse(send, error, self._mapped(key))
+            await self._refuse(send, boundary.problem(error, key))
             return
         except Disconnected:
             return
         except BaseException:
             gated.close()
             raise
-        look = self._remaining.fetch(self._gate, self._mapped(key), self._fresh)
-        await gated.run(self._app, scope, permit, [self._policy], look)
+        look = boundary.remaining.fetch(self._gate, boundary.mapped(key), boundary.fresh_s)
+        await gated.run(self._app, scope, permit, [boundary.policy], look)
 
-    def _mapped(self, key: Any) -> Mapping[str, str] | None:
-        if not self._keys:
-            return None
-        if hasattr(key, "items"):
-            return {by: key_value(str(value)) for by, value in key.items()}
-        return {self._keys[0]: key_value(str(key))}
-
-    async def _ask(self, scope: Scope, key: Any, gated: _GatedRequest) -> AsyncPermit:
-        cost, priority = self._cost, self._priority
-        ask: dict[str, Any] = {"key": self._mapped(key)}
-        if callable(cost):
-            cost = cost(scope)
-        if priority is not None:
-            ask["priority"] = priority(scope) if callable(priority) else priority
-        if self._holder is not None:
-            ask["holder"] = self._holder(scope)
+    async def _ask(self, ask: dict[str, Any], gated: _GatedRequest) -> AsyncPermit:
         # Most requests get a permit at once, and this is the fastest way to get it.
-        permit = await self._gate.try_acquire(cost, **ask)
+        permit = await self._gate.try_acquire(**ask)
         if permit is not None:
             return permit
-        acquiring = self._gate.acquire(cost, timeout=self._wait, **ask)
+        acquiring = self._gate.acquire(timeout=self._wait, **ask)
         return await (gated.unless_gone(acquiring) if self._wait else acquiring)
 
-    async def _refuse(self, send: Send, error: HeadgateError, key: Mapping[str, str] | None) -> None:
-        problem = problem_of(error)
-        if isinstance(error, Denied):
-            problem = with_limit(problem, self._gate.policy, error, self._spread, key=key)
+    async def _refuse(self, send: Send, problem: Problem) -> None:
         body = encode(problem.value()).encode()
         headers = [*problem.all_headers(), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": problem.status, "headers": headers})
@@ -248,7 +214,7 @@ class _GatedRequest:
     async def send(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            self._outcome = _OUTCOMES.get(message["status"], "ok")
+            self._outcome = OUTCOMES_OF_STATUS.get(message["status"], "ok")
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)
         if kind == "http.response.body":
