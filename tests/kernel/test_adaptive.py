@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Aimd, Concurrency, Gate
+from headgate import Aimd, Concurrency, Gate, Window
 from headgate.events import Event, subscribe
 from headgate.testing import FakeClock
 from tests.support.stores import STORES, examples
@@ -291,3 +291,27 @@ def test_whatever_happens_it_moves_by_the_rules(store: str) -> None:
                 assert working(gate) == limit
 
     histories()
+
+
+def test_a_429_that_says_28_s_stops_every_process_for_28_s_and_then_no_more_go_than_the_working_limit(
+    made: Any,
+) -> None:
+    store, clock = made
+    limits = [Concurrency(20, lease="1h", name="c", adaptive=Aimd()), Window(50, per="1m", slack=0, name="rpm")]
+    fleet = [Gate("g", limits, store=store) for _ in range(3)]
+    first = [gate.try_acquire(renew=False) for gate in fleet]
+    clock.advance("1s")
+    retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "28s"}
+    error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": [retry]}
+    report = first[0].report({"status": 429, "headers": {}, "body": {"error": error}})
+    first[0].release(report.outcome)
+    for permit in first[1:]:
+        permit.release("ok")
+    for _ in range(27):
+        assert [gate.try_acquire(renew=False) for gate in fleet] == [None] * 3
+        clock.advance("1s")
+    clock.advance("999ms")
+    assert [gate.try_acquire(renew=False) for gate in fleet] == [None] * 3
+    clock.advance("1ms")
+    granted = [gate.try_acquire(renew=False) for _ in range(20) for gate in fleet]
+    assert sum(permit is not None for permit in granted) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 
@@ -71,7 +72,9 @@ def command_of(name: str) -> click.Command:
         click.Option(["--for", "for_"], type=params.Duration(), help="End by itself after this."),
     ]
     options += [_option(title, option) for title, option in kind.options.items()]
-    return click.Command(name, params=options, callback=run, help=f"{kind.summary}\n\n{kind.__doc__}")
+    return click.Command(
+        name, params=options, callback=run, help=f"{kind.summary}\n\n{inspect.cleandoc(kind.__doc__ or '')}"
+    )
 
 
 def _option(name: str, option: upstreams.Option) -> click.Option:
