@@ -48,6 +48,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "queue {gate}: the quota is spent, and its gate is paused for {paused_for:.0f} s: {error}",
     ),
     "stage_away": ("error", "queue {gate}: its queue or its gate cannot be reached ({error}); it is tried again"),
+    "rate_limited": ("warning", "gate {gate}: the upstream refused a call that was granted (429)"),
+    "tightened": (
+        "warning",
+        "gate {gate}: limit {limit} went from {old:.15g} to {new:.15g}, because the upstream refused what was granted",
+    ),
     "value_changed": ("info", "gate {gate}: limit {limit} is now {value:.15g}, by its source"),
     "settle_failed": (
         "error",

@@ -168,6 +168,19 @@ def load_gates(context: click.Context) -> Gates:
     return FileGates(config_file.load(file))
 
 
+def load_gates_with(context: click.Context, gates: Iterable[str], limits: Iterable[str], store: str | None) -> Gates:
+    """The gates of the configuration, with limits and a store of the command line. With both no file is needed."""
+    names, rules = list(gates), list(limits)
+    if not names and not rules and store is None:
+        return load_gates(context)
+    from headgate.config.boot import with_limits
+
+    file = file_of(context)
+    config = config_file.load(file) if os.path.exists(file) or not names else None
+    store = store or (os.environ.get("HEADGATE_STORE") if config is None else None)
+    return FileGates(with_limits(config, names, rules, store))
+
+
 class FileGates(Gates):
     """Gates whose errors name the configuration file: a store that cannot be opened is its mistake, not an argument's."""
 

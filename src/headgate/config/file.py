@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from ..kernel.limits import Limit
     from ..kernel.model import Waiting
+    from .account import AccountSpec
     from .sources import Refresher
+    from .tighten import TightenRule
 
 ENVIRONMENT: dict[str, str] = {
     "HEADGATE_CONFIG": "The configuration file. Default: `headgate.toml` in the working directory.",
@@ -50,6 +52,8 @@ GATE_KEYS: dict[str, str] = {
     "priorities": "class name = share of each limit, the highest class first",
     "on_store_error": "what it does without its store: closed, open or local",
     "max_delay": "the longest promise it makes (promise gates)",
+    "tighten": "whether limits are lowered by themselves when the upstream refuses what was granted",
+    "account": "the Sentinel Hub account that limits are fetched from",
     "patience": "the age at which a waiting ask counts as the highest class (line gates)",
     "claim": "how long a called ticket keeps its charge (line gates)",
 }
@@ -86,6 +90,10 @@ class GateSpec:
     patience: str | float | None = None
     claim: str | float | None = None
     sources: dict[str, Refresher] = field(default_factory=dict)
+    #: How it lowers its limits by itself; None: it does not.
+    tighten: TightenRule | None = None
+    #: Where limits are fetched from, beside those that are here.
+    account: AccountSpec | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `Gate` and `AsyncGate`, without those that were left to their defaults."""
@@ -250,7 +258,8 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
                 )
         return GateSpec(name=name, limits=(), store=url, on_store_error=_on_store_error(table))
     waiting: Any = table.choice("waiting", WAITING, "line")
-    limits, sources = _limits(table, name)
+    account = _account(table)
+    limits, sources = _limits(table, name) if account is None or "limits" in table.values else ((), {})
     for index, limit in enumerate(limits):
         if waiting == "promise" and limit.leased:
             raise table.refuse(
@@ -267,8 +276,9 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
                 key=key,
             )
     priorities = _priorities(table)
-    with table.blame():  # whatever else a gate would refuse when it is made
-        Policy(name, limits, waiting=waiting, priorities=priorities)
+    if limits:
+        with table.blame():  # whatever else a gate would refuse when it is made
+            Policy(name, limits, waiting=waiting, priorities=priorities)
     return GateSpec(
         name=name,
         limits=limits,
@@ -280,7 +290,43 @@ def read_gate(table: Table, name: str, store: str) -> GateSpec:
         patience=table.duration("patience"),
         claim=table.duration("claim"),
         sources=sources,
+        tighten=_tighten(table),
+        account=account,
     )
+
+
+def _tighten(gate: Table) -> TightenRule | None:
+    from .tighten import read_rule
+
+    with gate.blame("tighten"):
+        return read_rule(gate.values.get("tighten", False))
+
+
+def _account(gate: Table) -> AccountSpec | None:
+    from .account import ACCOUNT_KEYS, AccountSpec
+
+    if "account" not in gate.values:
+        return None
+    table = gate.table("account", 'it must be a table like { url = "https://…", id = "…", client_id = "env:…", … }')
+    table.only(ACCOUNT_KEYS)
+    for key in ("url", "id", "client_id", "client_secret"):
+        if not isinstance(table.values.get(key), str):
+            raise table.refuse(f"{key} is missing", ACCOUNT_KEYS[key], key=key)
+    seconds = {
+        name: duration.parse(given) / 1e6
+        for key, name in (("refresh", "refresh_s"), ("timeout", "timeout_s"))
+        if (given := table.duration(key)) is not None
+    }
+    with table.blame():
+        return AccountSpec(
+            table.values["url"],
+            table.values["id"],
+            table.values["client_id"],
+            table.values["client_secret"],
+            table.text("token_url") or "",
+            **seconds,
+            folder=table.folder,
+        )
 
 
 def _limits(gate: Table, gate_name: str) -> tuple[tuple[Limit, ...], dict[str, Refresher]]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..config.account import Account
 from ..errors import InvalidInput
 from ..events import switch_on
 from ..stores.base import shown
+from .account import AccountFollower, with_contract
 from .aio import AsyncGate
 from .sync import Gate
+from .tightening import Tightening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-    from ..config.file import Config
+    from ..config.file import Config, GateSpec
     from ..kernel.model import OnStoreErrorMode
     from ..stores.base import PolicySource, Store
 
@@ -104,18 +107,54 @@ class Gates(MadeGates):
             switch_on(*config.sinks)
         self._gates: dict[str, Gate] = {}
         self._async_gates: dict[str, AsyncGate] = {}
+        #: The gates that have what goes on beside them: a tightening, an account.
+        self._watched: dict[str, list[Tightening | AccountFollower]] = {}
+        self._specs: dict[str, GateSpec] = {}
 
     def __getitem__(self, name: str) -> Gate:
         gate = self._gates.get(name)
         if gate is None:
-            gate = self._gates[name] = Gate(**self.config[name].arguments())
+            gate = self._gates[name] = Gate(**self._spec(name).arguments())
+            self._watch(name, gate)
         return gate
 
     def async_gate(self, name: str) -> AsyncGate:
         gate = self._async_gates.get(name)
         if gate is None:
-            gate = self._async_gates[name] = AsyncGate(**self.config[name].arguments())
+            gate = self._async_gates[name] = AsyncGate(**self._spec(name).arguments())
+            if self.config[name].tighten or self.config[name].account:
+                self[name]  # the same gate for threads, by which it is watched
         return gate
+
+    def close(self) -> None:
+        while self._watched:
+            for watcher in self._watched.popitem()[1]:
+                watcher.close()
+        super().close()
+
+    def _spec(self, name: str) -> GateSpec:
+        """The gate's description with its limits: where it has an account, with those of its contract too."""
+        spec = self._specs.get(name)
+        if spec is None:
+            spec = self.config[name]
+            if spec.account is not None:
+                spec = with_contract(spec, self.config.path)
+            self._specs[name] = spec
+        return spec
+
+    def _watch(self, name: str, gate: Gate) -> None:
+        spec = self.config[name]
+        if (spec.tighten is None and spec.account is None) or name in self._watched:
+            return
+        watchers: list[Tightening | AccountFollower] = []
+        if spec.tighten is not None:
+            watchers.append(Tightening(gate, spec.tighten))
+        if spec.account is not None:
+            follower = AccountFollower(gate, Account(spec.account))
+            follower.refresh()
+            follower.start()
+            watchers.append(follower)
+        self._watched[name] = watchers
 
     def __contains__(self, name: object) -> bool:
         return name in self.config  # without making it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import duration
 from ..errors import InvalidInput, LeaseLost
+from ..events import emit
 from ..kernel import model
 from ..kernel.commands import Configure, Extend, Pause, Peek, Release, Reset, Tighten
 from ..kernel.model import EXACT, SECOND, UNTIL_RESUMED, Refusal, Wait, label_of
@@ -123,6 +124,8 @@ class Inspection:
         delay = 0 if retry_after is None else duration.parse(retry_after, what="retry_after", zero=True)
         command = Release(self._policy, permit_id, outcome, delay, checked_actual(self._policy, cost))
         command.asked = steady()
+        if outcome == "rate_limited":
+            emit("rate_limited", self.name)
         return command
 
     def _released(self, command: Release, ended: Ended) -> bool:

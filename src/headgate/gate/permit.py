@@ -147,6 +147,8 @@ class BasePermit(Stamping):
             delay = _delay(retry_after)
         self._state = ENDED
         plan = self._plan
+        if outcome == "rate_limited":
+            emit("rate_limited", self.gate_name)
         if plan.lease:
             keeper_of(self._store).unwatch(self.id)  # not always the gate's: a local share has its own
         elif not self._worth_telling(outcome, delay):

@@ -281,6 +281,10 @@ class Admit(Command):
 
     def _promise(self, records: Records, now: int, steps: Steps) -> Grant | Refusal:
         at, step = earliest(records, now, steps, max(now, records.head.paused))
+        if at >= NEVER:
+            return Refusal(
+                step.base if step else None, "what is left of it is less, and nothing comes back", NEVER, now
+            )
         if at - now > self.latest:
             return Refusal(step.base if step else None, "its time would come too late", at, now)
         return self._grant(records, now, steps, at, now)

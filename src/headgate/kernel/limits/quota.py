@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidInput, KindChanged
-from ..model import SECOND
+from ..model import NEVER, SECOND
 from .base import NO_LEASE, Limit, default_slack, fitting
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     #: The names of `PERIODS`.
-    Period = Literal["minute", "hour", "day", "week", "month", "year"]
+    Period = Literal["minute", "hour", "day", "week", "month", "year", "ever"]
 
     from ..model import LimitUsage
     from ..records import Records
@@ -26,11 +26,15 @@ PERIODS = {
     "week": 7 * 86_400 * SECOND,
     "month": 30 * 86_400 * SECOND,
     "year": 365 * 86_400 * SECOND,
+    #: Never reset: a budget that is spent once.
+    "ever": NEVER,
 }
 
 
 class Quota(Limit):
     """`limit` units per calendar period (`minute`, `hour`, `day`, `week` from Monday, `month`, `year`) in `zone`.
+
+    `ever` is a budget that never comes back: what exceeds it is denied for good.
 
     Around a reset, for `slack` (default: 1 % of the period, at least 100 ms, at most 1 s), both periods bind: a call
     granted just before midnight may be counted after it. Use `Window` where the upstream has no calendar.
@@ -59,7 +63,9 @@ class Quota(Limit):
         self.per = per
         self.zone = zone
         self._zone = _load_zone(self.name, zone)
-        if slack is None:
+        if per == "ever":
+            self.slack = 0  # there is no reset that it could be about
+        elif slack is None:
             self.slack = default_slack(PERIODS[per])
         else:
             from ... import duration
@@ -202,7 +208,7 @@ class Quota(Limit):
         for first, amount in state[1] if state else ():
             if first >= end:
                 to_come += amount
-        return self._usage(member, used, value, free_in, end - now, promised=to_come)
+        return self._usage(member, used, value, free_in, None if end >= NEVER else end - now, promised=to_come)
 
 
 def _used(periods: Any, start: int) -> float:
@@ -228,6 +234,8 @@ def _load_zone(name: str, zone: object) -> Any:
 def _bounds(per: str, zone: Any, at: int) -> tuple[int, int]:
     from datetime import datetime, timedelta
 
+    if per == "ever":
+        return 0, NEVER
     local = datetime.fromtimestamp(at // SECOND, zone)
     if per in ("minute", "hour"):
         # Minutes and hours are counted in real time: where a clock is set back, one hour happens twice, as two.

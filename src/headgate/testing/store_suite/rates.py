@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import Denied
 from ...gate import Gate
 from ...kernel.commands import Pause, Settle, Stand
 from ...kernel.limits import Bucket, Concurrency, Quota, Window
@@ -57,6 +58,16 @@ class RateTests(StoreHarness):
             self.clock.advance(microseconds=1_800_000_001)
         assert FakeUpstream(40, "day", "calendar", zone="America/New_York").judge(arrivals) == []
         assert len(arrivals) == 5 * 5
+
+    def test_a_budget_never_comes_back_and_what_exceeds_it_is_denied_for_good(self) -> None:
+        gate = self.gate(Quota(10, per="ever", name="budget"), waiting="promise")
+        gate.reserve(8)
+        self.clock.advance(40 * 365 * 86_400)
+        error = self.raises(Denied, lambda: gate.reserve(3))
+        assert (error.limit, error.retry_after) == ("budget", None)
+        row = gate.usage()["budget"]
+        assert (row.used, row.available) == (8, 2)
+        assert gate.reserve(2).delay == 0
 
     def test_a_refused_ask_is_granted_exactly_when_it_was_told(self) -> None:
         for limit in (

@@ -8,7 +8,7 @@ function makers.quota()
   local LENGTHS = {minute = 60 * SECOND, hour = 3600 * SECOND}
   -- PERIODS of quota.py
   local ROUGHLY = {minute = 60 * SECOND, hour = 3600 * SECOND, day = DAY * SECOND, week = 7 * DAY * SECOND,
-    month = 30 * DAY * SECOND, year = 365 * DAY * SECOND}
+    month = 30 * DAY * SECOND, year = 365 * DAY * SECOND, ever = NEVER}
 
   -- Days since 1970 of a date of the Gregorian calendar, and back: years begin in March here.
   local function days_from_civil(year, month, day)
@@ -73,6 +73,10 @@ function makers.quota()
   function Quota:period(at)
     if self.start <= at and at < self.stop then return self.start, self.stop end
     local per, zone = self.per, self.zone
+    if per == 'ever' then
+      self.start, self.stop = 0, NEVER
+      return 0, NEVER
+    end
     local second = floor(at / SECOND)
     local offset = offset_at(zone, second)
     local length = LENGTHS[per]
@@ -258,7 +262,7 @@ function makers.quota()
     for _, period in ipairs(state and state[2] or {}) do
       if period[1] >= stop then to_come = to_come + period[2] end
     end
-    return usage_of(self, member, used, value, free_in, stop - now, nil, to_come)
+    return usage_of(self, member, used, value, free_in, stop < NEVER and stop - now or nil, nil, to_come)
   end
 
   return Quota

@@ -98,6 +98,9 @@ end
 
 local function promise(now, ask, plan, steps, id, holder, attempt)
   local at, step = earliest(now, steps, max(now, records.head.paused))
+  if at >= NEVER then
+    return refusal_of(step and step.base, 'what is left of it is less, and nothing comes back', NEVER, now)
+  end
   if at - now > ask.latest then return refusal_of(step and step.base, 'its time would come too late', at, now) end
   return grant(now, ask, plan, steps, at, id, holder, attempt)
 end
