@@ -10,7 +10,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format fast chromium test demo demo-django demo-images matrix-django bench soak mutants clean
+.PHONY: help setup lint format fast chromium test demo demo-sentinel demo-django demo-images matrix-django bench soak mutants clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test: lint chromium ## Lint, then all tests but the soak (under 15 minutes on tw
 
 demo: $(SETUP) ## See the promise: the same work without Headgate and with it (under a minute)
 	$(PY) -m headgate demo $(ARGS)
+
+demo-sentinel: $(SETUP) ## See a fleet against a local Sentinel Hub: a guard that hands out delays, beside others (30 seconds)
+	$(PY) -m benchmarks.sentinel_hub --demo $(ARGS)
 
 demo-django: $(SETUP) ## See tenants in Django: two server processes, 60 requests of three organizations at once (under a minute)
 	$(PY) examples/django_api/demo.py $(ARGS)

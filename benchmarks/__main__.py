@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: for a look, not for a result")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="also write the results to this Markdown page")
     options = parser.parse_args(arguments)
+    options.names = [name.replace("-", "_") for name in options.names]  # people write sentinel-hub
     unknown = sorted(set(options.names) - set(modules()))
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(modules())}")

@@ -29,7 +29,7 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Measure Headgate against floors and peers, in a checkout.
 
     ARGUMENTS go to `python -m benchmarks`: names of benchmarks (demo, dynamodb, fleet, guard, kernel, peers, redis,
-    sqlite), --quick, --write PAGE.
+    sentinel-hub, sqlite), --quick, --write PAGE.
     The peers are a dependency group: `make bench` installs them.
     """
     place = checkout()
