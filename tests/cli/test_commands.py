@@ -52,7 +52,7 @@ def test_every_reading_command_takes_json() -> None:
         "demo",
         "images",
     }
-    readers |= {"token list", "worker", "batch"}
+    readers |= {"token list", "worker", "batch", "queue list", "queue peek", "dlq list", "dlq show"}
     having = {
         " ".join(path[1:])
         for path, command in reference.commands()

@@ -486,3 +486,25 @@ def test_an_attempt_that_failed_by_an_overloaded_upstream_pauses_the_gate_for_it
     assert paused is not None
     assert 800 < paused <= 900
     pipeline.close()
+
+
+def test_queues_and_dead_letters_are_in_the_metrics_of_the_process_that_works_on_them(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.stages.worker.METRICS_S", 0.01)
+
+    def work(job: Any) -> None:
+        raise Poison("bad")
+
+    pipeline = Pipeline("p", [Stage("work", work)], queues=url)
+    pipeline.put({}, {})
+    pipeline["work"].put({}, delay=3600)
+    events.switch_on("prometheus")
+    try:
+        metrics: Any = events.sinks_on()["prometheus"]
+        with Worker(pipeline):
+            until(lambda: 'headgate_dead_letters{queue="p.work"} 2' in metrics.text())
+            until(lambda: 'headgate_queue_messages{queue="p.work",state="delayed"} 1' in metrics.text())
+    finally:
+        events.switch_on("log")
+    pipeline.close()

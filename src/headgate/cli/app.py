@@ -51,6 +51,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "upstream": ("upstream", "upstream"),
     "worker": ("worker", "worker"),
     "images": ("images", "images"),
+    "queue": ("queue", "queue"),
+    "dlq": ("dlq", "dlq"),
     "serve": ("serve", "serve"),
     "token": ("token", "token"),
 }

@@ -227,6 +227,16 @@ def warn_if_unshared(store: str) -> None:
         click.echo(f"headgate: note: {text}", err=True)
 
 
+def make_sure(context: click.Context, yes: bool, what: str) -> None:
+    """Ask before something is gone for good; where there is no terminal, only `--yes` will do."""
+    if yes:
+        return
+    if not interactive():
+        raise click.UsageError(f"{what}: say --yes", context)
+    if not click.confirm(f"{what[0].upper()}{what[1:]}. Go on?", err=True):
+        context.exit(0)
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 

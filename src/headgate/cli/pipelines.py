@@ -10,6 +10,19 @@ import click
 
 from headgate.stages import Pipeline
 
+from .app import CONFIG, Failed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def stage_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments MODULE:PIPELINE and STAGE."""
+    with_stage = click.argument("stage")(command)
+    return click.argument("pipeline", metavar="MODULE:PIPELINE")(with_stage)
+
 
 def find_pipeline(reference: str) -> Pipeline:
     """The pipeline of `module:name`. Raises UsageError, saying what is wrong with it."""
@@ -20,14 +33,16 @@ def find_pipeline(reference: str) -> Pipeline:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name not in (module, module.partition(".")[0]):
-            raise
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in (module, module.partition(".")[0]):
+            raise Failed(f"{reference!r}: importing {module!r} failed: {error}", CONFIG) from error
         raise click.UsageError(
             f"{reference!r}: there is no module {module!r} in {os.getcwd()} or on the path"
         ) from None
     except AttributeError:
         raise click.UsageError(f"{reference!r}: module {module!r} has no {name!r}") from None
+    except Exception as error:  # of the module's own code
+        raise Failed(f"{reference!r}: importing {module!r} failed: {type(error).__name__}: {error}", CONFIG) from error
     if not isinstance(found, Pipeline):
         raise click.UsageError(f"{reference!r} is a {type(found).__name__}, not a Pipeline of headgate.stages")
     return found

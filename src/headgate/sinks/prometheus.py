@@ -86,6 +86,14 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("queue",),
         "Messages that were given up and lie in the dead letters of a queue. Told by the process that works on it.",
     ),
+    "headgate_queue_messages": (
+        "gauge",
+        ("queue", "state"),
+        "Messages of a queue by state: ready, delayed, in_work. Told by the process that works on it.",
+    ),
+    "headgate_queue_oldest_seconds": ("gauge", ("queue",), "Seconds since the oldest message of a queue was put."),
+    "headgate_queue_done": ("gauge", ("queue",), "Messages of a queue that were done since it was made."),
+    "headgate_queue_failed": ("gauge", ("queue",), "Attempts on messages of a queue that failed since it was made."),
     "headgate_guard_waiters": ("gauge", (), "Requests that wait at this guard at this moment."),
     "headgate_guard_streams": ("gauge", (), "Processes behind http:// stores that hear from this guard."),
 }

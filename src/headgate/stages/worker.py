@@ -6,10 +6,12 @@ import asyncio
 import signal
 import threading
 from collections import Counter
+from contextlib import suppress
 
 from ..background import start_daemon
 from ..duration import parse
 from ..errors import InvalidInput, StoreUnavailable
+from ..events import sinks_on
 from .outcomes import SECOND
 from .runner import StageRunner
 from .stage import Pipeline, Stage
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks whether everything is done, with `until_empty`.
 LOOK_S = 1.0
+#: Seconds between two times that the queues are told to the Prometheus sink.
+METRICS_S = 10.0
 
 
 class Worker:
@@ -127,9 +131,11 @@ class Worker:
         try:
             self._runners = [StageRunner(stage, self.concurrency, threads) for stage in self.stages]
             feeders = [asyncio.ensure_future(runner.feed()) for runner in self._runners]
+            metrics = asyncio.ensure_future(self._tell_metrics())
             try:
                 await self._until_stopped(stop, until_empty, feeders)
             finally:
+                metrics.cancel()
                 for runner in self._runners:
                     runner.stop()
                 for feeder in feeders:
@@ -149,6 +155,23 @@ class Worker:
             for runner in self._runners:
                 runner.hand_back()
         self._stop.set()
+
+    async def _tell_metrics(self) -> None:
+        """Tell the Prometheus sink, where it is on, how the queues stand, for as long as the worker runs."""
+        while (sink := sinks_on().get("prometheus")) is None:
+            await asyncio.sleep(METRICS_S)
+        tell: Any = sink
+        while True:
+            for stage in self.stages:
+                with suppress(StoreUnavailable):
+                    stats = await asyncio.to_thread(stage.queue.stats)
+                    for state in ("ready", "delayed", "in_work"):
+                        tell.set("headgate_queue_messages", getattr(stats, state), stats.name, state)
+                    tell.set("headgate_dead_letters", stats.dead, stats.name)
+                    tell.set("headgate_queue_oldest_seconds", stats.oldest_for or 0.0, stats.name)
+                    tell.set("headgate_queue_done", stats.done, stats.name)
+                    tell.set("headgate_queue_failed", stats.failed, stats.name)
+            await asyncio.sleep(METRICS_S)
 
     async def _until_stopped(self, stop: asyncio.Event, until_empty: bool, feeders: list[asyncio.Task[None]]) -> None:
         stopped = asyncio.ensure_future(stop.wait())
