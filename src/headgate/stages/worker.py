@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Self
 
+    from .message import QueueStats
+
 #: Seconds between two looks whether everything is done, with `until_empty`.
 LOOK_S = 1.0
-#: Seconds between two times that the queues are told to the Prometheus sink.
+#: Seconds between two times that sinks are told how the queues stand.
 METRICS_S = 10.0
 
 
@@ -157,20 +159,12 @@ class Worker:
         self._stop.set()
 
     async def _tell_metrics(self) -> None:
-        """Tell the Prometheus sink, where it is on, how the queues stand, for as long as the worker runs."""
-        while (sink := sinks_on().get("prometheus")) is None:
-            await asyncio.sleep(METRICS_S)
-        tell: Any = sink
+        """Tell the sinks that keep gauges how the queues stand, for as long as the worker runs."""
         while True:
-            for stage in self.stages:
+            gauges: list[Any] = [sink for sink in sinks_on().values() if hasattr(sink, "set")]
+            for stage in self.stages if gauges else ():
                 with suppress(StoreUnavailable):
-                    stats = await asyncio.to_thread(stage.queue.stats)
-                    for state in ("ready", "delayed", "in_work"):
-                        tell.set("headgate_queue_messages", getattr(stats, state), stats.name, state)
-                    tell.set("headgate_dead_letters", stats.dead, stats.name)
-                    tell.set("headgate_queue_oldest_seconds", stats.oldest_for or 0.0, stats.name)
-                    tell.set("headgate_queue_done", stats.done, stats.name)
-                    tell.set("headgate_queue_failed", stats.failed, stats.name)
+                    _tell(gauges, await asyncio.to_thread(stage.queue.stats))
             await asyncio.sleep(METRICS_S)
 
     async def _until_stopped(self, stop: asyncio.Event, until_empty: bool, feeders: list[asyncio.Task[None]]) -> None:
@@ -208,3 +202,13 @@ class Worker:
         except StoreUnavailable:
             return False  # for all that is known: it is looked at again
         return True
+
+
+def _tell(gauges: list[Any], stats: QueueStats) -> None:
+    for sink in gauges:
+        for state in ("ready", "delayed", "in_work"):
+            sink.set("headgate_queue_messages", getattr(stats, state), stats.name, state)
+        sink.set("headgate_dead_letters", stats.dead, stats.name)
+        sink.set("headgate_queue_oldest_seconds", stats.oldest_for or 0.0, stats.name)
+        sink.set("headgate_queue_done", stats.done, stats.name)
+        sink.set("headgate_queue_failed", stats.failed, stats.name)
