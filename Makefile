@@ -93,7 +93,7 @@ soak: $(SETUP) ## Run the tests that take minutes to hours
 	$(PY) -m pytest -m soak --timeout=0 $(ARGS)
 
 mutants: $(SETUP) ## Plant bugs in the core, one at a time, and see the suite find each
-	$(PY) tests/mutants.py $(ARGS)
+	$(PY) -P tests/mutants.py $(ARGS)
 
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) .venv-matrix build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
