@@ -29,10 +29,16 @@ def test_every_key_is_taken() -> None:
         "max_wait": '"1500ms"',
         "max_waiters": "0",
         "max_keys": "9",
+        "proxies": '["127.0.0.1", "10.0.0.0/8"]',
+        "request_timeout": '"2s"',
+        "max_connections": "50",
     }
     assert values.keys() == SERVE_KEYS.keys()
     text = GATES + "[serve]\n" + "\n".join(f"{key} = {value}" for key, value in values.items())
-    assert parse(text).serve == Serve("::1", 0, "t.toml", "/var/log/a.jsonl", "h.jsonl", 2048, 7, 1.5, 0, 9)
+    proxies = ("127.0.0.1", "10.0.0.0/8")
+    assert parse(text).serve == Serve(
+        "::1", 0, "t.toml", "/var/log/a.jsonl", "h.jsonl", 2048, 7, 1.5, 0, 9, proxies, 2.0, 50
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,9 @@ def test_every_key_is_taken() -> None:
         ("host = 1", "serve.host"),
         ("host = ' '", "serve.host"),
         ("port = -1", "serve.port"),
+        ("proxies = '10.0.0.1'", "serve.proxies"),
+        ("proxies = ['10.0.0.1/8']", "serve.proxies"),
+        ("max_connections = 0", "serve.max_connections"),
         ("port = 65536", "serve.port"),
         ("port = '80'", "serve.port"),
         ("port = true", "serve.port"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from time import monotonic
+
 from ..errors import Denied, InvalidInput
 from .headers import FRESH, RemainingHeaders, policy_field, with_limit
 from .keys import key_value
@@ -16,6 +19,11 @@ if TYPE_CHECKING:
 
     from ..errors import HeadgateError
     from .problems import Problem
+
+#: Seconds between two log lines about a store that cannot be reached.
+LOG_EVERY = 60.0
+
+log = logging.getLogger("headgate.middleware")
 
 #: How the service's own answer ends the permit, where that is not `ok`: an adaptive limit goes by it.
 OUTCOMES_OF_STATUS = {status: REFUSALS[status] for status in (429, 503, 504)}
@@ -48,6 +56,7 @@ class Boundary:
         self._key, self._cost, self._priority, self._holder = key, cost, priority, holder
         self.remaining, self.fresh_s = RemainingHeaders(), 0.0 if remaining else FRESH
         self._spread = Spread()
+        self._log_at = 0.0
         #: The header that says what the gate allows.
         self.policy = (b"ratelimit-policy", policy_field(self.gate.policy.limits))
 
@@ -90,6 +99,13 @@ class Boundary:
     def problem(self, error: HeadgateError, key: Any) -> Problem:
         """What a request is answered that gets no permit."""
         problem = problem_of(error)
+        if problem.status >= 500:
+            # The service's clients are strangers to its store: what is wrong with which is for the log alone. Once a
+            # minute, since it is the same for every request.
+            if (now := monotonic()) >= self._log_at:
+                self._log_at = now + LOG_EVERY
+                log.warning("gate %s admits no request: %s", self.gate.name, problem.detail)
+            problem.detail = "requests cannot be admitted at the moment"
         if isinstance(error, Denied):
             problem = with_limit(problem, self.gate.policy, error, self._spread, key=self.mapped(key))
         return problem

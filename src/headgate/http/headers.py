@@ -6,7 +6,7 @@ from math import ceil, isfinite
 from time import monotonic
 
 from ..errors import HeadgateError
-from .problems import Problem
+from .problems import NOSNIFF, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         def usage(self, key: Mapping[str, str] | None = ...) -> Usage: ...
 
 
-JSON: list[Header] = [(b"content-type", b"application/json")]
+JSON: list[Header] = [(b"content-type", b"application/json"), NOSNIFF]
 
 #: Seconds for which a `RateLimit` header is repeated before the gate's usage is read again.
 FRESH = 0.1

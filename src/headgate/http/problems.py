@@ -26,11 +26,13 @@ KINDS: dict[str, tuple[int, str]] = {
     "malformed-json": (400, "The body is not JSON"),
     "bad-query": (400, "The query makes no sense"),
     "bad-path": (400, "The path is not well formed"),
+    "malformed-request": (400, "The request is not well formed"),
     "unauthorized": (401, "A token is needed"),
     "forbidden": (403, "Not allowed"),
     "not-found": (404, "There is no such thing"),
     "unknown-gate": (404, "There is no such gate"),
     "method-not-allowed": (405, "This cannot be done here"),
+    "request-timeout": (408, "The request took too long to arrive"),
     "conflict": (409, "It contradicts what is there"),
     "id-conflict": (409, "The id stands for another ask"),
     "attempt-over": (409, "This ask is over"),
@@ -42,15 +44,20 @@ KINDS: dict[str, tuple[int, str]] = {
     "denied": (429, "Not now"),
     "too-many-waiters": (429, "Too many wait"),
     "too-many-keys": (429, "Too many different keys"),
+    "head-too-large": (431, "The request line and headers are too large"),
     "internal": (500, "A mistake of the guard"),
     "store-unavailable": (503, "The store cannot be reached"),
     "shutting-down": (503, "The guard is shutting down"),
+    "too-many-connections": (503, "Too many are connected"),
     "too-many-watchers": (503, "Too many watch"),
 }
 
 TYPE_PREFIX = "urn:headgate:problem:"
 
 MEDIA_TYPE = b"application/problem+json"
+
+#: A browser takes an answer for what its content-type says, not for what it looks like.
+NOSNIFF = (b"x-content-type-options", b"nosniff")
 
 
 class Problem(Exception):
@@ -81,7 +88,7 @@ class Problem(Exception):
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the answer; 429 and 503 always have `Retry-After`."""
-        headers = [(b"content-type", MEDIA_TYPE), *self.headers]
+        headers = [(b"content-type", MEDIA_TYPE), NOSNIFF, *self.headers]
         if self.status in (429, 503):
             headers.append((b"retry-after", whole_seconds(1.0 if self.come_back_in is None else self.come_back_in)))
         return headers

@@ -6,6 +6,7 @@ Pure ASGI 3: a framework would take longer for its own work than a decision take
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from ..errors import HeadgateError
 from ..gate.served import ServedGate
@@ -15,13 +16,14 @@ from ..http.spread import Spread
 from .caps import Caps
 from .log import log
 from .observe.stream import sampler_of
+from .proxies import Proxies
+from .refusals import Refusals
 from .routes.table import ROUTES
 from .web import Disconnected, Request, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from ..config.serve import Serve
     from ..gate.gates import Gates
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from .tokens import Bearer, Tokens
     from .web import Receive, Response, Scope, Send
 
-#: The parts of paths as nested dicts: a part, or "*" for any; "\0" at the end of a path has its routes by method.
-RouteTree = dict[str, "Any"]
+#: The parts of paths as nested dicts: a part, or ANY; END has the routes of a path by method. Neither is text, so that no
+#: part of a request's path can be one of them.
+RouteTree = dict[Any, Any]
+ANY, END = 0, 1
 
 #: The index of each count in the tally of a gate.
 TALLY_INDEX = {"granted": 0, "refused": 1, "rate_limited": 2}
@@ -46,8 +50,8 @@ def _tree_of(routes: tuple[Route, ...]) -> RouteTree:
     for route in routes:
         node = tree
         for part in route.pattern.split("/")[1:]:
-            node = node.setdefault("*" if part.startswith("{") else part, {})
-        node.setdefault("\0", {})[route.method] = route
+            node = node.setdefault(ANY if part.startswith("{") else part, {})
+        node.setdefault(END, {})[route.method] = route
     return tree
 
 
@@ -71,6 +75,8 @@ class Guard:
         self.audit = audit
         self.any_gate = any_gate
         self.caps = Caps(settings)
+        self.proxies = Proxies(settings.proxies)
+        self.refusals = Refusals(audit, self.proxies)
         self.remaining = RemainingHeaders(self.note_usage)
         self.spread = Spread()
         self.closing = False
@@ -129,7 +135,7 @@ class Guard:
             return
         try:
             route, params = self._route(scope)
-            request = Request(scope, receive, send, params, self.bearer(scope, route.scope))
+            request = Request(scope, receive, send, params, self.bearer(scope, route.scope), self.proxies)
             answer = await route.handler(self, request)
         except Disconnected:
             return
@@ -174,12 +180,12 @@ class Guard:
         for part in path.split("/")[1:] if b"%" not in scope["raw_path"] else _split(scope["raw_path"]):
             found = node.get(part)  # type: ignore[union-attr]
             if found is None and part:
-                found = node.get("*")  # type: ignore[union-attr]
+                found = node.get(ANY)  # type: ignore[union-attr]
                 values.append(part)
             node = found
             if node is None:
                 break
-        methods = None if node is None else node.get("\0")
+        methods = None if node is None else node.get(END)
         if methods is None:
             raise Problem(404, "not-found", f"there is nothing at {path}; /docs lists what there is")
         method = scope["method"]
@@ -198,31 +204,49 @@ class Guard:
             return None
         if needed is None:
             return None
+        given = None
         for name, value in scope["headers"]:
             if name == b"authorization":
-                kind, _, token = str(value, "latin-1").partition(" ")
-                if kind.lower() == "bearer" and (bearer := tokens.bearer_of(token.strip())) is not None:
-                    if needed not in bearer.scopes:
-                        raise Problem(
-                            403,
-                            "forbidden",
-                            f"the token {bearer.name!r} has the scope {', '.join(sorted(bearer.scopes))}; "
-                            f"this needs {needed}",
-                        )
+                if given is not None:
+                    # A proxy may have checked one of them, and the guard would go by the other.
+                    raise Problem(400, "malformed-request", "there are two Authorization headers; send one")
+                given = value
+        if given is not None:
+            kind, _, token = str(given, "latin-1").partition(" ")
+            if kind.lower() == "bearer" and (bearer := tokens.bearer_of(token.strip())) is not None:
+                if needed in bearer.scopes:
                     return bearer
-                break
+                self.refusals.note(scope, bearer, f"it lacks the scope {needed}")
+                raise Problem(
+                    403,
+                    "forbidden",
+                    f"the token {bearer.name!r} has the scope {', '.join(sorted(bearer.scopes))}; this needs {needed}",
+                )
+            self.refusals.note(scope, None, "it is not a token of this guard")
         problem = Problem(401, "unauthorized", "send a token of this guard: `Authorization: Bearer hg_…`")
         problem.headers.append((b"www-authenticate", b'Bearer realm="headgate"'))
         raise problem
 
     def _check_origin(self, scope: Scope) -> None:
-        """Without tokens only programs on this machine may ask. Pages in its browser may not: their origin is another."""
+        """Without tokens only programs on this machine may ask, and the dashboard.
+
+        A page of another server on this machine is of another origin too: its port is another.
+        """
+        host = origin = None
         for name, value in scope["headers"]:
-            if name == b"host" and not is_own(value):
-                detail = f"this guard has no tokens and answers to localhost only, not to {str(value, 'latin-1')!r}"
-                raise Problem(403, "forbidden", detail)
-            if name == b"origin" and not is_own(value.partition(b"://")[2]):
-                raise Problem(403, "forbidden", "a page of another origin may not ask a guard that has no tokens")
+            if name == b"host":
+                if not is_own(value):
+                    detail = f"this guard has no tokens and answers to localhost only, not to {str(value, 'latin-1')!r}"
+                    raise Problem(403, "forbidden", detail)
+                if host is not None:
+                    raise Problem(400, "malformed-request", "there are two Host headers; send one")
+                host = value
+            elif name == b"origin":
+                if origin is not None:
+                    raise Problem(400, "malformed-request", "there are two Origin headers; send one")
+                origin = value
+        if origin is not None and (host is None or origin.lower() != b"http://" + host.lower()):
+            raise Problem(403, "forbidden", "a page of another origin may not ask a guard that has no tokens")
 
     def close(self) -> None:
         """End every open request that waits. Clients retry, and those that gave an id keep their place in the line."""

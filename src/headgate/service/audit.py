@@ -40,19 +40,19 @@ class Audit:
 
     def record(self, action: str, gate: str, bearer: Bearer | None, client: str, **facts: Any) -> None:
         """Record a change that was made."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "action": action,
-            "gate": gate,
-            "by": None if bearer is None else bearer.name,
-            "client": client,
-            **facts,
-        }
+        line = {"time": _now(), "action": action, "gate": gate, **_who(bearer, client), **facts}
         self._latest.append(line)
         self.count += 1
         log.info("change: %s of gate %s", action, gate, extra={name: line[name] for name in line if name != "time"})
         if self.path is not None:
             self._append(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def record_refusal(self, bearer: Bearer | None, client: str, **facts: Any) -> None:
+        """Record that a token was refused. It is no change of a gate, so it is not among the latest."""
+        found = {**_who(bearer, client), **facts}
+        log.warning("a token was refused", extra=found)
+        if self.path is not None:
+            self._append(json.dumps({"time": _now(), "action": "refuse token", **found}, ensure_ascii=False) + "\n")
 
     def record_tightening(self, gate: str, found: Override, bearer: Bearer | None, client: str) -> None:
         """Record that a limit was lowered by a worker: once for each value, since workers say it again and again."""
@@ -79,6 +79,14 @@ class Audit:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "a", encoding="utf-8") as stream:
             stream.write(text)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _who(bearer: Bearer | None, client: str) -> dict[str, Any]:
+    return {"by": None if bearer is None else bearer.name, "client": client}
 
 
 def _end_of(path: str) -> list[dict[str, Any]]:

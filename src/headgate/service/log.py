@@ -43,5 +43,6 @@ def log_as_json(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Its warnings are about requests that are not HTTP. Any stranger can send as many as the disk has room for.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+        logging.getLogger(name).setLevel(logging.ERROR)

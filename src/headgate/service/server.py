@@ -7,6 +7,7 @@ one file that imports it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -22,12 +23,19 @@ from .tokens import Tokens
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from ..config.serve import Serve
     from ..gate.gates import Gates
 
 #: Seconds that requests in progress are given to end, after the waiting ones were sent away.
 GRACE = 10
+
+#: Connections that the system may keep for the guard before it accepts them.
+BACKLOG = 1024
+
+#: What `accept` fails with when the process or the system has no more files or memory.
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 def make_guard(gates: Gates, settings: Serve, any_gate: bool = False) -> Guard:
@@ -64,15 +72,31 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host.strip("[]"), port))
-        made.listen(4096)
+        made.listen(BACKLOG)
     except OSError as error:
         made.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
     return made
 
 
+#: When the next line about exhaustion may be logged.
+_exhaustion_log_at = 0.0
+
+
+def _log_exhaustion(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The event loop's handler of exceptions: one line a minute where asyncio would write 1,000 a second."""
+    global _exhaustion_log_at
+    error = context.get("exception")
+    if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "socket" in context):
+        loop.default_exception_handler(context)
+    elif (now := loop.time()) >= _exhaustion_log_at:
+        _exhaustion_log_at = now + 60.0
+        log.error("connections cannot be accepted: %s; raise the limit of open files", error.strerror)
+
+
 def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is called with the address as soon as requests are answered."""
+    from .fast.connections import ACCEPTS
     from .fast.protocol import Config, protocol_of
     from .fast.protocol import Server as BaseServer
 
@@ -94,7 +118,9 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
                     signal.signal(number, handler)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().set_exception_handler(_log_exhaustion)
             await super().startup(sockets)
+            connection.listen(BACKLOG)  # asyncio has set it to ACCEPTS
             log.info("serving", extra={"address": address, "gates": list(guard.gates)})
             if ready is not None:
                 ready(address)
@@ -120,7 +146,8 @@ def serve(guard: Guard, level: str = "info", ready: Callable[[str], None] | None
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=GRACE,
-        backlog=4096,
+        backlog=ACCEPTS,
+        proxy_headers=False,
     )
     with connection:
         server = Server(config)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 from ..http.headers import JSON
-from ..http.problems import Problem
+from ..http.problems import NOSNIFF, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..http.headers import Header
+    from .proxies import Proxies
     from .tokens import Bearer
 
     Scope = dict[str, Any]
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 #: The headers of a stream of server-sent events. Some proxies would collect the whole stream before they pass it on.
 EVENT_STREAM: list[Header] = [
     (b"content-type", b"text/event-stream"),
+    NOSNIFF,
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
 
 #: `json.dumps` would make a new encoder on every call, because separators are named.
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_HALVES = re.compile("[\ud800-\udfff]")
 _decoder = json.JSONDecoder(parse_constant=lambda word: _refuse(word))
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
@@ -38,6 +42,8 @@ def decoded(body: bytes) -> Any:
     """The JSON value of a body. Raises Problem 400 where it is not JSON."""
     try:
         text = str(body, "utf-8")
+        if b"\\u" in body:
+            return _whole_text(_decoder.decode(text))
         try:
             # Most bodies are one object and nothing else; `decode` takes twice as long, for the white space around it.
             found, end = _scan(text, 0)
@@ -48,6 +54,20 @@ def decoded(body: bytes) -> Any:
         return _decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from None
+
+
+def _whole_text(found: Any) -> Any:
+    """A value in which half of a surrogate pair is written as its escape.
+
+    JSON can say it (some languages do, where they cut a text in two), but it is no text: it cannot be stored, logged or
+    sent back.
+    """
+    text = encode(found)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _decoder.decode(_HALVES.sub(lambda half: f"\\\\u{ord(half[0]):04x}", text))
+    return found
 
 
 def _refuse(word: str) -> Any:
@@ -62,10 +82,16 @@ def is_json(kind: str | None) -> bool:
 class Request:
     """One request. `params` are the parts of the path that the route's pattern names."""
 
-    __slots__ = ("bearer", "params", "receive", "scope", "send")
+    __slots__ = ("_proxies", "bearer", "params", "receive", "scope", "send")
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, params: dict[str, str], bearer: Bearer | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        params: dict[str, str],
+        bearer: Bearer | None,
+        proxies: Proxies,
     ) -> None:
         self.scope = scope
         self.receive = receive
@@ -74,12 +100,12 @@ class Request:
         self.params = params
         #: The holder of the token; None where the guard has no tokens or the route needs none.
         self.bearer = bearer
+        self._proxies = proxies
 
     @property
     def client(self) -> str:
-        """The address of the client, where the server knows it."""
-        client = self.scope.get("client")
-        return client[0] if client else ""
+        """The address of the client: of the connection, or what a proxy that is configured says of it."""
+        return self._proxies.client_of(self.scope)
 
     def header(self, name: bytes) -> str | None:
         """The first header of a name in lower case, or None."""

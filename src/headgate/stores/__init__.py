@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 
 from ..errors import InvalidInput
@@ -29,6 +30,9 @@ SCHEMES: dict[str, tuple[str, str, str | None]] = {
 PATHS = frozenset({"sqlite"})
 FILES = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ca"})
 
+#: What may be repeated of a URL with an unknown scheme.
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}").fullmatch
+
 _open: dict[str, Store] = {}
 _lock = threading.Lock()
 
@@ -53,7 +57,9 @@ def open_store(url: str) -> Store:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise InvalidInput(f"there is no store for {url!r}; a store URL begins with one of {known}")
+        # What follows the scheme may hold a password, and so may the whole text where there is no scheme.
+        given = f"'{scheme}://…'" if separator and SCHEME(scheme) else "this URL"
+        raise InvalidInput(f"there is no store for {given}; a store URL begins with one of {known}")
     url = absolute(url)
     with _lock:
         store = _open.get(url)

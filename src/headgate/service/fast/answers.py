@@ -44,8 +44,8 @@ if TYPE_CHECKING:
         def deliver(self, answer: bytes) -> None: ...
 
 
-#: The most header blocks and paths that are cached, and the longest block in bytes.
-CACHED, LONGEST = 512, 2048
+#: The most header blocks and paths that are cached, and the longest block and request line in bytes.
+CACHED, LONGEST, LONGEST_LINE = 512, 2048, 256
 
 _ACQUIRE = re.compile(rb"POST /v1/gates/([A-Za-z0-9._-]+)/acquire HTTP/1\.1").fullmatch
 _RELEASE = re.compile(rb"POST /v1/permits/([A-Za-z0-9._:@+~=,!-]+)/release HTTP/1\.1").fullmatch
@@ -121,6 +121,8 @@ class FastAnswers:
             return self._bytes_of(guard.failure(error, str(line, "latin-1")))
 
     def _route_of(self, line: bytes) -> tuple[routes.FastRoute | None, str]:
+        if len(line) > LONGEST_LINE:
+            return None, ""
         if (acquire := _ACQUIRE(line)) is not None:
             if len(self._paths) >= CACHED:
                 self._paths.clear()
@@ -134,8 +136,7 @@ class FastAnswers:
         status, headers, text = response
         known, head = self._head
         if headers is not known or status != 200:
-            head = b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
-            head += b"".join([b"%b: %b\r\n" % header for header in headers])
+            head = _head_of(status, headers)
             if status == 200:
                 self._head = (headers, head)
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(text), text)
@@ -165,6 +166,17 @@ class FastAnswers:
 
         batch.add(command, respond)
         return LATER
+
+
+def _head_of(status: int, headers: list[Header]) -> bytes:
+    head = b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
+    return head + b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def bytes_of(response: Response) -> bytes:
+    """A whole answer as it is written."""
+    status, headers, text = response
+    return b"%bcontent-length: %d\r\n\r\n%b" % (_head_of(status, headers), len(text), text)
 
 
 class TurnBatch:

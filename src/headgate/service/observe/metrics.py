@@ -13,6 +13,7 @@ from time import monotonic
 from ... import events
 from ...errors import HeadgateError
 from ...gate.served import decide_all
+from ...http.problems import NOSNIFF
 from ...kernel.commands import Peek
 from ...kernel.limits import kind_of
 from ...kernel.model import OUTCOMES, Snapshot
@@ -37,7 +38,7 @@ TIMED = 100_000
 #: The label of gates that are not in the guard's file: names that clients choose must not make series.
 OTHER = "(other)"
 
-CONTENT_TYPE = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+CONTENT_TYPE = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), NOSNIFF]
 
 #: Seconds for which a cost that was settled upwards explains a rate above its limit.
 SETTLED = 60.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 from ...errors import HeadgateError
 from ...http.headers import JSON
-from ...http.problems import Problem
+from ...http.problems import NOSNIFF, Problem
+from ..log import log
 from ..web import encode
 
 TYPE_CHECKING = False
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which a store that does not answer makes the guard not ready.
 PATIENCE = 1.0
+
+#: Seconds between two log lines about a store that does not answer.
+LOG_EVERY = 60.0
 
 
 async def livez(guard: Guard, request: Request) -> Response:
@@ -37,7 +42,12 @@ async def readyz(guard: Guard, request: Request) -> Response:
             async with asyncio.timeout(PATIENCE):
                 await served.gate.usage()
         except (HeadgateError, TimeoutError) as error:
-            detail = f"the store of gate {name!r} does not answer: {str(error) or 'it takes too long'}"
+            # Everybody may ask for this: which store it is, and what is wrong with it, is in the log, once a minute.
+            if (now := monotonic()) >= guard.state.get("unready_log_at", 0.0):
+                guard.state["unready_log_at"] = now + LOG_EVERY
+                why = str(error) or "it takes too long"
+                log.warning("not ready: the store of a gate does not answer", extra={"gate": name, "error": why})
+            detail = "a store of this guard does not answer; its log says which and why"
             raise Problem(503, "store-unavailable", detail, retry_after=1.0) from None
     return 200, JSON, b'{"status":"ok"}'
 
@@ -57,4 +67,5 @@ async def docs(guard: Guard, request: Request) -> Response:
     from ..schema.document import page
 
     html, policy = page()
-    return 200, [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", policy)], html
+    headers = [(b"content-type", b"text/html; charset=utf-8"), NOSNIFF, (b"content-security-policy", policy)]
+    return 200, headers, html
