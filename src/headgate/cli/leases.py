@@ -28,7 +28,9 @@ def list_leases(
 ) -> None:
     """List the live leases of all gates, or of GATE, the oldest first."""
     from rich.table import Table
+    from rich.text import Text
 
+    from headgate.kernel.model import label_of
     from headgate.kernel.why import span
 
     from .view import make_console
@@ -59,7 +61,9 @@ def list_leases(
         table.add_column(heading, justify="right" if heading in ("held", "lease") else "left", no_wrap=heading == "id")
     for name, holder in found:
         keys = ",".join(f"{by}={value}" for by, value in sorted(holder.key.items()))
-        table.add_row(name, holder.holder or "", keys, span(holder.held_for), span(holder.expires_in), holder.id)
+        # As text: what a client wrote must not be taken for markup.
+        who, id = Text(label_of(holder.holder) or ""), Text(holder.id)
+        table.add_row(name, who, Text(keys), span(holder.held_for), span(holder.expires_in), id)
     make_console().print(table)
 
 

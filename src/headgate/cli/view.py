@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from headgate.kernel.limits import kind_of
+from headgate.kernel.model import label_of
 from headgate.kernel.why import FREE, amount, override_words, paused_words, span
 
 TYPE_CHECKING = False
@@ -279,7 +280,7 @@ def _holder_lines(view: View, width: int, most: int) -> list[Text]:
         line = Text.assemble(
             "  ",
             ("· ", "bright_black"),
-            (fit(holder.holder or "(no name)", name_width), "" if holder.holder else "bright_black"),
+            (fit(label_of(holder.holder) or "(no name)", name_width), "" if holder.holder else "bright_black"),
             f" held {span(holder.held_for):>6}",
             (f"  lease {span(holder.expires_in):>6}", "bright_black" if holder.expires_in > 5 else "yellow"),
             (f"  {fit(about, 24) if wide else about}" if keyed else "", "cyan"),

@@ -20,7 +20,7 @@ def waiters(context: click.Context, gate: str, key: dict[str, str] | None, as_js
     from rich.table import Table
     from rich.text import Text
 
-    from headgate.kernel.model import plain
+    from headgate.kernel.model import label_of, plain
     from headgate.kernel.why import amount, span
 
     from .view import make_console
@@ -49,13 +49,14 @@ def waiters(context: click.Context, gate: str, key: dict[str, str] | None, as_js
             else {unit: cost for unit, cost in waiter.cost.items() if unit != "requests"}
         )
         table.add_row(
-            waiter.holder or "",
-            ",".join(f"{by}={value}" for by, value in sorted(waiter.key.items())),
+            # As text: what a client wrote must not be taken for markup.
+            Text(label_of(waiter.holder) or ""),
+            Text(",".join(f"{by}={value}" for by, value in sorted(waiter.key.items()))),
             waiter.priority or "",
             ", ".join(f"{amount(cost)} {unit}" for unit, cost in costs.items()),
             waiter.limit or "" if waiter.state == "waits" else waiter.state,
             span(waiter.waiting_for),
             span(waiter.goes_in) if waiter.state == "waits" else "",
-            waiter.id,
+            Text(waiter.id),
         )
     console.print(table)

@@ -45,7 +45,7 @@ class Inspection:
             limits=snapshot.limits,
             waiting=snapshot.waiting,
             paused_for=(snapshot.paused_until - snapshot.now) / SECOND if snapshot.paused_until else None,
-            pause_reason=snapshot.pause_reason,
+            pause_reason=label_of(snapshot.pause_reason) or "",  # whoever wrote it: it is shown on terminals
             seq=snapshot.seq,
         )
 
@@ -170,7 +170,7 @@ class Inspection:
         return Configure(self.name, self._policy.member(name, key), None, tightened=tightened)
 
     def _pause_for(self, seconds: Duration | None, reason: str) -> Pause:
-        told = str(reason)[:200].encode("utf-8", "replace").decode()  # often what an upstream answered, as it came
+        told = label_of(reason) or ""  # often what an upstream answered, as it came
         return Pause(self.name, UNTIL_RESUMED if seconds is None else duration.parse(seconds, what="pause"), told)
 
     def _reset_of(self, limit: str | None) -> Reset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import model
-from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Refusal, Wait
+from .model import AS_GOOD_AS_NEVER, EARLIEST, ESTIMATE, SECOND, Refusal, Wait, label_of
 from .overrides import in_force
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ def why_gate(policy: Policy, snapshot: Snapshot) -> str:
     waiting = snapshot.waiting
     if snapshot.paused_until:
         words = paused_words((snapshot.paused_until - snapshot.now) / SECOND)
-        reason = f": {snapshot.pause_reason}" if snapshot.pause_reason else ""
+        reason = f": {label_of(snapshot.pause_reason)}" if snapshot.pause_reason else ""
         return f"{words}{reason}" + (f"; {wait_words(waiting)}" if waiting else "")
     if waiting:
         first = min(
@@ -123,7 +123,7 @@ def why_ask(snapshot: Snapshot) -> str:
     if not isinstance(decision, Wait):
         return "it would go now"
     if decision.reason == "paused":
-        return f"the gate is paused: {snapshot.pause_reason or 'no reason given'}"
+        return f"the gate is paused: {label_of(snapshot.pause_reason) or 'no reason given'}"
     if decision.reason == "line":
         limit = f" for {decision.limit}" if decision.limit else ""
         return f"{wait_words(decision.position - 1)} before it{limit}"

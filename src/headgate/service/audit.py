@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 
-from .log import log
+from .log import json_line, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class Audit:
         self.count += 1
         log.info("change: %s of gate %s", action, gate, extra={name: line[name] for name in line if name != "time"})
         if self.path is not None:
-            self._append(json.dumps(line, ensure_ascii=False) + "\n")
+            self._append(json_line(line) + "\n")
 
     def record_refusal(self, bearer: Bearer | None, client: str, **facts: Any) -> None:
         """Record that a token was refused. It is no change of a gate, so it is not among the latest."""
         found = {**_who(bearer, client), **facts}
         log.warning("a token was refused", extra=found)
         if self.path is not None:
-            self._append(json.dumps({"time": _now(), "action": "refuse token", **found}, ensure_ascii=False) + "\n")
+            self._append(json_line({"time": _now(), "action": "refuse token", **found}) + "\n")
 
     def record_tightening(self, gate: str, found: Override, bearer: Bearer | None, client: str) -> None:
         """Record that a limit was lowered by a worker: once for each value, since workers say it again and again."""

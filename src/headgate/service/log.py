@@ -17,6 +17,12 @@ log = logging.getLogger("headgate.guard")
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "headgate"}
 
 
+def json_line(value: Any) -> str:
+    """A value as one line of JSON that shows on a terminal as it is: what cannot be printed is escaped."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if text.isprintable() else json.dumps(value, default=str).replace("\x7f", "\\u007f")
+
+
 class JsonLines(logging.Formatter):
     """A record as one line: time (UTC), level, message, and its facts."""
 
@@ -33,7 +39,7 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json_line(line)
 
 
 def log_as_json(level: str = "info") -> None:

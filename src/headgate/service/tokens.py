@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -168,7 +169,9 @@ def revoke_token(path: str, name: str) -> bool:
             created = f'created = "{entry["created"]}"\n' if "created" in entry else ""
             kept.append(f'[tokens."{other}"]\nsha256 = "{entry["sha256"]}"\nscopes = [{scopes}]\n{created}')
     beside = f"{path}.new"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with suppress(FileNotFoundError):
+        os.unlink(beside)  # left by a crash, or a link that somebody else has put there: it is not written through
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as stream:
         stream.write("\n".join(kept))
     os.replace(beside, path)

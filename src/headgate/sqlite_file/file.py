@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from random import random
 from typing import NamedTuple
 from urllib.parse import quote
@@ -218,6 +219,11 @@ def _open(path: str, format: FileFormat, synchronous: str, timeout_s: float) -> 
         )
     if os.path.exists(path) and (size := os.path.getsize(path)):
         _probe(path, size, format)
+    else:
+        # SQLite would let every user of the machine read it. Its log takes over the permissions of the file. What keeps
+        # it from being made here is told by SQLite below.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=rwc",
         uri=True,

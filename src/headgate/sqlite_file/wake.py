@@ -2,12 +2,17 @@
 
 Each process that waits has one socket, `<file>-wake/<name>.sock`, and a daemon thread that sleeps in `recv`. A datagram to
 a process that is gone costs nothing and is no error: users must not rely on its arrival.
+
+The folder must be a directory of this user that no other may write to. Where it is not (a link that somebody else has put
+there), nothing is made or removed in it, and waiters live by their timers.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import stat
 import threading
 from contextlib import suppress
 from hashlib import blake2b
@@ -27,6 +32,10 @@ _LONGEST = 100
 
 #: How many sockets are probed when one is made, is idle or is closed, to remove those of processes that were killed.
 _SWEPT = 64
+
+
+#: A name comes from the database, and must not lead out of the folder.
+_NAME = re.compile(r"[^/\0.][^/\0]*").fullmatch
 
 
 def wake_folder(path: str) -> str:
@@ -66,13 +75,15 @@ class WakeSocket:
 
         Returns False where there surely is no such process; True does not mean that it was read.
         """
+        if not _NAME(name):
+            return False
         address = self._address(name)
         try:
             # A local: another thread may close it meanwhile.
             sender = self._sender or self._new_sender()
             sender.sendto(message, address)
         except ConnectionRefusedError:
-            _remove(address)  # its process was killed
+            self._remove(address)  # its process was killed
             return False
         except FileNotFoundError:
             return False  # it waits no more
@@ -108,7 +119,11 @@ class WakeSocket:
         for _ in range(3):
             receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                os.makedirs(self._folder, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.mkdir(self._folder, 0o700)
+                if not self._is_ours():
+                    receiver.close()
+                    break
                 receiver.bind(self._address(self._name))
                 receiver.settimeout(IDLE)
                 return receiver
@@ -118,6 +133,22 @@ class WakeSocket:
                 receiver.close()
                 break
         return None
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is a directory of this user that no other may write to. Raises OSError where there is none."""
+        status = os.lstat(self._folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        if status.st_mode & 0o022:  # as versions before made it, under a umask that lets a group write
+            os.chmod(self._folder, 0o700)
+        return True
+
+    def _remove(self, path: str) -> None:
+        """Remove a socket, or a link to one, from the folder; nothing else, and from no other folder."""
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if (stat.S_ISSOCK(mode) or stat.S_ISLNK(mode)) and self._is_ours():
+                os.unlink(path)
 
     def _run(self, receiver: socket.socket) -> None:
         with receiver:
@@ -142,7 +173,7 @@ class WakeSocket:
                 return False
             if self._receiver is receiver:
                 self._receiver = None
-                _remove(self._address(self._name))
+                self._remove(self._address(self._name))
         return True
 
     def _sweep(self) -> None:
@@ -155,14 +186,14 @@ class WakeSocket:
                 try:
                     probe.connect(address)
                 except (ConnectionRefusedError, FileNotFoundError):  # the second: a link to a socket that is gone
-                    _remove(address)
+                    self._remove(address)
                 except OSError:
                     pass
 
     def add_name(self, name: str) -> None:
         """Receive what is sent to another name as well: it becomes a link to this socket."""
         with self._lock:
-            if self._receiver is None:
+            if self._receiver is None or not _NAME(name):
                 return
             beside = self._address(f"{self._name}-{name}")
             with suppress(OSError):
@@ -170,10 +201,12 @@ class WakeSocket:
                 os.replace(beside, self._address(name))
 
     def remove_name(self, name: str) -> None:
+        if not _NAME(name):
+            return
         address = self._address(name)
         with suppress(OSError):
             if os.readlink(address) == os.path.basename(self._address(self._name)):
-                _remove(address)
+                self._remove(address)
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -188,7 +221,7 @@ class WakeSocket:
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knock:
                 knock.setblocking(False)
                 knock.sendto(b"", self._address(self._name))
-            _remove(self._address(self._name))
+            self._remove(self._address(self._name))
             self._sweep()
             with suppress(OSError):
                 os.rmdir(self._folder)  # fails unless this process was the last one
@@ -199,8 +232,3 @@ class WakeSocket:
             if inherited is not None:
                 inherited.close()
         self._sender = self._receiver = None
-
-
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)

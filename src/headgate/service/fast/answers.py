@@ -18,6 +18,7 @@ from http import HTTPStatus
 from ...errors import StoreUnavailable
 from ...http.problems import Problem
 from ...kernel.model import Grant
+from ..log import log
 from ..schema import shapes
 from ..web import is_json
 from . import routes
@@ -159,10 +160,10 @@ class FastAnswers:
             if isinstance(reply, StoreUnavailable):
                 served.store_failed(reply)
             try:
-                response = route.respond(self._guard, served, command, name, reply)
+                answer = self._bytes_of(route.respond(self._guard, served, command, name, reply))
             except Exception as error:
-                response = self._guard.failure(error, name)
-            connection.deliver(self._bytes_of(response))
+                answer = self._bytes_of(self._guard.failure(error, name))
+            connection.deliver(answer)
 
         batch.add(command, respond)
         return LATER
@@ -206,8 +207,7 @@ class TurnBatch:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            for (_, respond), reply in zip(waiting, replies, strict=True):
-                respond(reply)
+            _tell(waiting, replies)
 
     async def _decide_in_task(self, waiting: list[tuple[Any, Callable[[Any], None]]]) -> None:
         """Decide where another process is writing to the store, so that deciding would block the event loop."""
@@ -215,5 +215,13 @@ class TurnBatch:
             replies = await self._store.aexecute([command for command, _ in waiting])
         except Exception as error:
             replies = [error] * len(waiting)
-        for (_, respond), reply in zip(waiting, replies, strict=True):
+        _tell(waiting, replies)
+
+
+def _tell(waiting: list[tuple[Any, Callable[[Any], None]]], replies: list[Any]) -> None:
+    """Respond to every client of a batch. What goes wrong with one of them keeps no other from its answer."""
+    for (_, respond), reply in zip(waiting, replies, strict=True):
+        try:
             respond(reply)
+        except Exception as error:
+            log.error("a client could not be told its answer", exc_info=error)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         def check_time(self, now: float) -> None: ...
 
 
-#: ConnectionBounds that asyncio accepts in one turn of the event loop. Each has a file open until it is refused.
+#: Connections that asyncio accepts in one turn of the event loop. Each has a file open until it is refused.
 ACCEPTS = 16
 #: Files that are left for stores, logs, and connections that are accepted to be refused; at least, and as a share.
 SPARE, SPARE_SHARE = 128, 0.1
-#: ConnectionBounds that may be open for a second after they were refused, so that their clients can read why.
+#: Connections that may be open for a second after they were refused, so that their clients can read why.
 LINGERING = 32
 #: Seconds between two log lines about connections that were refused.
 LOG_EVERY = 60.0

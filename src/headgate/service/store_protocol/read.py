@@ -255,7 +255,7 @@ class RequestReader:
         # A worker may pass on a pause that an upstream asked for. Any other pause needs the scope configure.
         if not (length and str(reason).startswith("upstream: ")):
             self._need("configure")
-        return Pause(gate, _int("a pause", length, 0, NEVER), str(reason)[:200])
+        return Pause(gate, _int("a pause", length, 0, NEVER), label_of(reason) or "")
 
     def reset(self, gate: Any, limit: Any) -> Command:
         found = self.gate(gate)
