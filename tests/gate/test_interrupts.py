@@ -50,7 +50,8 @@ def test_control_c_while_waiting_for_a_promise_gives_it_back(store: str) -> None
     with pytest.raises(KeyboardInterrupt):
         gate.acquire()
     assert before is not None
-    assert gate.explain().goes_in == pytest.approx(before, abs=30)
+    # Interrupted before its answer was there, an ask is cancelled in the background.
+    until(lambda: gate.explain().goes_in == pytest.approx(before, abs=30))
 
 
 def test_control_c_in_the_block_releases(store: str) -> None:
@@ -97,6 +98,7 @@ def test_an_interrupt_at_any_line_of_waiting_leaves_no_ticket(ending: str) -> No
         if ending == "called":
             called.start()
         interrupt = InterruptAt(n, "gate/sync.py", "flows.py")
+        waited = True
         tracing = sys.gettrace()
         sys.settrace(interrupt)
         try:
@@ -105,6 +107,7 @@ def test_an_interrupt_at_any_line_of_waiting_leaves_no_ticket(ending: str) -> No
             pass
         else:
             sys.settrace(tracing)
+            waited = permit.waited > 0  # on a busy machine the slot may have been free before the ask
             assert permit.release()
             del permit
         finally:
@@ -113,6 +116,6 @@ def test_an_interrupt_at_any_line_of_waiting_leaves_no_ticket(ending: str) -> No
         until(lambda gate=gate: gate.usage().waiting == 0)
         # A grant that was on its way to its caller is nobody's, and comes back with its lease at the latest.
         gate.acquire(timeout=60).release()
-        if not interrupt.fired:
+        if waited and not interrupt.fired:
             break
     assert n > 20
