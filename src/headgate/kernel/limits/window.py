@@ -1,4 +1,7 @@
-"""PURE. The exact sliding window: never more than `limit` units in ANY window of length `per`, at the upstream."""
+"""PURE. The exact sliding window: never more than `limit` units in ANY window of length `per`, at the upstream.
+
+It is a little over 500 lines because what is charged now and what is promised for later are one count, searched two ways.
+"""
 
 from __future__ import annotations
 
