@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: for a look, not for a result")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="also write the results to this Markdown page")
     options = parser.parse_args(arguments)
-    options.names = [name.replace("-", "_") for name in options.names]  # people write sentinel-hub
-    unknown = sorted(set(options.names) - set(modules()))
+    unknown = sorted(name for name in options.names if name.replace("-", "_") not in modules())
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(modules())}")
+    options.names = [name.replace("-", "_") for name in options.names]  # people write sentinel-hub
     names = options.names or modules()
     absent = [peer for peer in PEERS if "peers" in names and importlib.util.find_spec(peer) is None]
     if absent:

@@ -174,7 +174,8 @@ class Fleet:
         """A worker as on the page, or one that takes the tasks of dead workers over after seconds."""
         module = IMPATIENT + (self.queue.soon if takes_over else "")
         (self.folder / "worker_tasks.py").write_text(module, encoding="utf-8")
-        env = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        # Nothing that other tests of this process have set: with DJANGO_SETTINGS_MODULE Celery would load that project.
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "DJANGO_"))}
         env |= {"PYTHONDONTWRITEBYTECODE": "1"}  # the module is written anew for each worker
         env |= {"BROKER": self.server.url, "UPSTREAM": self.upstream.url, "PYTHONPATH": str(self.folder)}
         command = [sys.executable, "-m", *self.queue.words]

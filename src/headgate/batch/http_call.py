@@ -138,16 +138,17 @@ class HttpCall:
 
 def _read(response: http.client.HTTPResponse, ends_at: float) -> bytes:
     parts, size = [], 0
-    while part := response.read1(65_536):
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
-            raise OSError(f"the answer is longer than {MOST_BYTES // 2**20} MiB")
-        if monotonic() > ends_at:
-            raise TimeoutError("the answer did not end in time")
-    if response.length:  # a body that a proxy has cut
-        raise ConnectionError(f"the answer was cut: {response.length} bytes of it are missing")
-    response.close()  # `read1` does not, and the connection could not be used again
+    # Closed in any case: `read1` does not, and a connection that ends with its answer is held open by the answer alone.
+    with response:
+        while part := response.read1(65_536):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                raise OSError(f"the answer is longer than {MOST_BYTES // 2**20} MiB")
+            if monotonic() > ends_at:
+                raise TimeoutError("the answer did not end in time")
+        if response.length:  # a body that a proxy has cut
+            raise ConnectionError(f"the answer was cut: {response.length} bytes of it are missing")
     return b"".join(parts)
 
 
