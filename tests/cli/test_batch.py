@@ -209,6 +209,7 @@ def test_the_upstream_refuses_none_and_counts_each_item_once(folder: Path) -> No
     assert sorted(line["index"] for line in lines(folder)) == list(range(100))
 
 
+@pytest.mark.soak  # the slots of the killed process are back after one lease, half a minute; tests/batch kills in seconds
 def test_a_run_that_is_killed_goes_on_and_sends_no_finished_item_again(folder: Path, server: Server) -> None:
     items(folder, 150)
     command = [sys.executable, "-m", "headgate", *batch(f"{server.url}/work", "--quiet")]
